@@ -1,0 +1,45 @@
+# The two commands of the README are `make demo` and `make test`; the rest serves them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup build test lint native asan demo bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml CMakeLists.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $(STAMP)
+
+build: setup  ## rebuild what changed in csrc
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+
+test: build lint native
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build/types/dflash_gguf && cd build/types/dflash_gguf && ln -sfn ../../../convert ../../../quantize ../../../runtime ../../../manifests . && ln -sf ../../cp*/_native.pyi .
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p dflash_gguf
+
+CMAKE_NATIVE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DDFLASH_MODULE=OFF -DDFLASH_NATIVE_TESTS=ON
+
+native: setup  ## the native tests
+	$(CMAKE_NATIVE) -S . -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
+	$(BIN)/cmake --build build/native
+	$(BIN)/ctest --test-dir build/native --output-on-failure --no-tests=error
+
+asan: setup  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(CMAKE_NATIVE) -S . -B build/asan -DCMAKE_BUILD_TYPE=Debug -DDFLASH_SANITIZE=ON >/dev/null
+	$(BIN)/cmake --build build/asan
+	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error
+
+demo: build
+	$(BIN)/python tools/demo.py
+
+clean:
+	rm -rf build out $(VENV)

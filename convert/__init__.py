@@ -1,0 +1,1 @@
+"""From a draft checkpoint or any GGUF dialect to the canonical GGUF."""

@@ -1,0 +1,4 @@
+// Python bindings of csrc/kquant.
+#include <nanobind/nanobind.h>
+
+void bind_kquant(nanobind::module_&) {}

@@ -1,0 +1,1 @@
+typedef int kq_empty_translation_unit;

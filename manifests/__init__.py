@@ -1,0 +1,1 @@
+"""Data: published drafts, prompt sets and recorded references."""

@@ -1,0 +1,1 @@
+"""From a canonical GGUF to a quantised one, through native K-quant code."""
