@@ -2,20 +2,21 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
 .PHONY: setup build test lint native asan demo bench clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml CMakeLists.txt
+$(STAMP): pyproject.toml requirements-build.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(PIP) install -r requirements-build.txt
+	$(PIP) install --no-build-isolation -e '.[test]'
 	@touch $(STAMP)
 
 build: setup  ## rebuild what changed in csrc
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(PIP) install --no-build-isolation --no-deps -e .
 
 test: build lint native
 	$(BIN)/python -m pytest
