@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .errors import InputError
+from .checks import MAX_BLOCK, MAX_LAYERS, VARIANTS, check
 
-VARIANTS = ("dflash1", "dflash2", "dspark", "domino")
-"""What `dflash.variant` may say."""
-
-MAX_LAYERS = 512
-MAX_BLOCK = 1024
+__all__ = [
+    "FIELD_NAMES",
+    "MAX_BLOCK",
+    "MAX_LAYERS",
+    "VARIANTS",
+    "Conv",
+    "DraftSpec",
+    "RopeScaling",
+    "Selector",
+    "from_upstream_layers",
+    "to_upstream_layers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +131,7 @@ class DraftSpec:
 
     def __post_init__(self) -> None:
         """Refuse a contradiction by the name of its field."""
-        check_geometry(self)
-        check_layers(self)
-        check_variant(self)
+        check(self)
 
     @property
     def feature_size(self) -> int:
@@ -157,173 +161,6 @@ def to_upstream_layers(target_layer_ids: Sequence[int]) -> tuple[int, ...]:
 def from_upstream_layers(target_layers: Sequence[int]) -> tuple[int, ...]:
     """The inverse of `to_upstream_layers`; also for speculators' aux ids, which count the same way."""
     return tuple(t - 1 for t in target_layers)
-
-
-def require(ok: bool, what: str, field: str, found: object, expected: object) -> None:
-    """Raise InputError naming the DraftSpec field unless `ok`."""
-    if not ok:
-        raise InputError(
-            what, found=f"{field} = {found}", where=f"draft: {field}", expected=expected
-        )
-
-
-def check_geometry(s: DraftSpec) -> None:
-    """Every size positive and consistent with its neighbours."""
-    for name in (
-        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-        "head_dim", "vocab_size", "context_length", "rope_dimension_count", "target_hidden_size",
-    ):  # fmt: skip
-        value = getattr(s, name)
-        require(0 < value < 2**31, f"{name} is not a size", name, value, "1 to 2^31 - 1")
-    require(
-        s.num_hidden_layers <= MAX_LAYERS,
-        "too many draft layers",
-        "num_hidden_layers",
-        s.num_hidden_layers,
-        f"at most {MAX_LAYERS}",
-    )
-    require(
-        s.num_attention_heads % s.num_key_value_heads == 0, "query heads do not divide among the KV heads",
-        "num_attention_heads", s.num_attention_heads, f"a multiple of num_key_value_heads = {s.num_key_value_heads}",
-    )  # fmt: skip
-    require(
-        s.rope_dimension_count <= s.head_dim and s.rope_dimension_count % 2 == 0, "rotated dims do not fit the head",
-        "rope_dimension_count", s.rope_dimension_count, f"even and at most head_dim = {s.head_dim}",
-    )  # fmt: skip
-    require(
-        math.isfinite(s.rms_norm_eps) and 0 < s.rms_norm_eps < 1,
-        "RMS epsilon is not usable",
-        "rms_norm_eps",
-        s.rms_norm_eps,
-        "between 0 and 1",
-    )
-    require(
-        math.isfinite(s.rope_theta) and s.rope_theta > 1,
-        "RoPE base is not usable",
-        "rope_theta",
-        s.rope_theta,
-        "finite and above 1",
-    )
-    for name in ("embedding_scale", "logit_scale", "attention_value_scale"):
-        value = getattr(s, name)
-        require(
-            math.isfinite(value) and value != 0,
-            f"{name} is not usable",
-            name,
-            value,
-            "finite and not 0",
-        )
-    require(
-        math.isfinite(s.final_logit_softcapping) and s.final_logit_softcapping >= 0, "soft cap is not usable",
-        "final_logit_softcapping", s.final_logit_softcapping, "finite, 0 for none",
-    )  # fmt: skip
-    require(
-        s.hidden_act in ("silu", "gelu", "gelu_pytorch_tanh"),
-        "activation is not known",
-        "hidden_act",
-        s.hidden_act,
-        "silu, gelu or gelu_pytorch_tanh",
-    )
-
-
-def check_layers(s: DraftSpec) -> None:
-    """Block, mask token, captured layers and the per-layer patterns fit the model."""
-    require(
-        2 <= s.block_size <= MAX_BLOCK,
-        "block size is not usable",
-        "block_size",
-        s.block_size,
-        f"2 to {MAX_BLOCK}",
-    )
-    require(
-        0 <= s.mask_token_id < s.vocab_size,
-        "mask token is outside the vocabulary",
-        "mask_token_id",
-        s.mask_token_id,
-        f"0 to {s.vocab_size - 1}",
-    )
-    ids = s.target_layer_ids
-    require(
-        0 < len(ids) <= MAX_LAYERS,
-        "no captured target layers",
-        "target_layer_ids",
-        list(ids),
-        "at least one id",
-    )
-    last = s.num_target_layers - 1 if s.num_target_layers else 2**31 - 1
-    bad = [i for i in ids if not 0 <= i <= last]
-    require(
-        not bad,
-        "target layer id out of range",
-        "target_layer_ids",
-        bad,
-        f"0 to {last} (the target has {s.num_target_layers or '?'} layers)",
-    )
-    require(
-        len(set(ids)) == len(ids),
-        "a target layer is captured twice",
-        "target_layer_ids",
-        list(ids),
-        "distinct ids",
-    )
-    for name in ("sliding_layers", "causal_layers"):
-        value = getattr(s, name)
-        require(
-            len(value) == s.num_hidden_layers,
-            f"{name} has the wrong length",
-            name,
-            len(value),
-            f"{s.num_hidden_layers}, one a layer",
-        )
-    require(
-        (s.sliding_window > 0) == any(s.sliding_layers), "sliding layers and window contradict each other",
-        "sliding_window", f"{s.sliding_window} with pattern {list(s.sliding_layers)}", "a window exactly where a layer slides",
-    )  # fmt: skip
-
-
-def check_variant(s: DraftSpec) -> None:
-    """The parts of DFlash 2 come together, and only there."""
-    require(s.variant in VARIANTS, "variant is not known", "variant", s.variant, " ".join(VARIANTS))
-    is_v2 = s.variant == "dflash2"
-    require(
-        (s.conv is not None) == is_v2,
-        "convolution and variant contradict each other",
-        "conv",
-        s.conv,
-        f"{'present' if is_v2 else 'absent'} in {s.variant}",
-    )
-    require(
-        (s.selector is not None) == is_v2,
-        "selector and variant contradict each other",
-        "selector",
-        s.selector,
-        f"{'present' if is_v2 else 'absent'} in {s.variant}",
-    )
-    if s.conv:
-        require(
-            1 <= s.conv.kernel_size <= s.block_size,
-            "convolution is longer than the block",
-            "conv.kernel_size",
-            s.conv.kernel_size,
-            f"1 to {s.block_size}",
-        )
-        require(
-            s.conv.group_size > 0 and s.hidden_size % s.conv.group_size == 0, "convolution groups do not divide the hidden size",
-            "conv.group_size", s.conv.group_size, f"a divisor of hidden_size = {s.hidden_size}",
-        )  # fmt: skip
-    if s.selector:
-        k = s.selector.top_k
-        require(
-            0 < s.selector.rank < 2**20,
-            "selector rank is not usable",
-            "selector.rank",
-            s.selector.rank,
-            "1 to 2^20 - 1",
-        )
-        require(
-            k > 0 and k * (k + 1) <= s.hidden_size and k <= s.vocab_size, "too many selector candidates",
-            "selector.top_k", k, f"top_k * (top_k + 1) <= hidden_size = {s.hidden_size} (llama.cpp packs its table in one row)",
-        )  # fmt: skip
 
 
 FIELD_NAMES = tuple(f.name for f in fields(DraftSpec))

@@ -1,0 +1,222 @@
+"""The target's tokenizer in GGUF form, from a Hugging Face folder; and the hash that says two tokenizers are one.
+
+Knows byte-level BPE, the tokenizer of every target that drafts are published for but Gemma. Which pre-tokenizer a
+`tokenizer.json` means is looked up by its exact pattern; an unknown one is refused, because a guess would split
+text in another way than the target was trained on. Renders no template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import fields as kinds
+from .errors import InputError, one_line
+from .fields import Field, boolean, i32s, text, texts, u32
+from .strict_json import MAX_TOKENIZER, Section, read_json
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+"""`tokenizer.ggml.token_type`."""
+
+_TAIL = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+
+PRE_TOKENIZERS: dict[tuple[str, bool], str] = {
+    ("", False): "gpt-2",
+    (_SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+" + _TAIL, False): "qwen2",
+    (_SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+" + _TAIL, False): "qwen35",
+    (_SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+" + _TAIL, True): "llama-bpe",
+    (_SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+" + _TAIL, False): "glm4",
+    (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _SHORT + "?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _SHORT + "?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        False,
+    ): "gpt-4o",
+}  # fmt: skip
+"""(pattern of the Split step, `ignore_merges`) to the name that llama.cpp knows; no pattern: GPT-2's own."""
+
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
+"""Special tokens copied from the target, and how GGUF spells them; the mask token is the draft's business."""
+
+
+def tokenizer_hash(fields: Mapping[str, Field]) -> str:
+    """sha256 over model, pre-tokenizer, tokens and merges: equal text-to-id maps, equal hashes; empty without tokens.
+
+    Token types are left out: converters disagree about them without changing a single id.
+    """
+    if "tokenizer.ggml.tokens" not in fields:
+        return ""
+    digest = hashlib.sha256()
+    for key in ("model", "pre"):
+        digest.update(
+            str(
+                fields[f"tokenizer.ggml.{key}"].value if f"tokenizer.ggml.{key}" in fields else ""
+            ).encode()
+        )
+        digest.update(b"\0")
+    for key in ("tokens", "merges"):
+        items = fields[f"tokenizer.ggml.{key}"].value if f"tokenizer.ggml.{key}" in fields else []
+        digest.update(f"{len(items)}\0".encode() + "\0".join(items).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def read_vocabulary(
+    folder: Path, vocab_size: int, config: Section, pre: str | None = None
+) -> dict[str, Field]:
+    """The `tokenizer.*` fields of the tokenizer in `folder`, padded to `vocab_size` rows.
+
+    `pre` overrides the name of the pre-tokenizer. Raises InputError where the tokenizer is missing, is not byte-level
+    BPE, or has more tokens than the embedding has rows.
+    """
+    path = folder / "tokenizer.json"
+    raw = read_json(inside(path, folder), MAX_TOKENIZER)
+    root = Section(raw, path)
+    model = root.section("model")
+    if model is None or model.text("type") not in (None, "BPE") or "merges" not in model:
+        raise InputError(
+            "tokenizer is not byte-level BPE", found=one_line(raw.get("model", {}).get("type") if model else None),
+            where=f"{path}: model", expected="BPE with merges", fix="point --target at the target's GGUF instead",
+        )  # fmt: skip
+    tokens, types = token_table(root, model, vocab_size, path)
+    fields = {
+        "tokenizer.ggml.model": text("gpt2"),
+        "tokenizer.ggml.pre": text(pre or pre_tokenizer(root, model, path)),
+        "tokenizer.ggml.tokens": texts(tokens),
+        "tokenizer.ggml.token_type": i32s(types),
+        "tokenizer.ggml.merges": texts(merge_list(model, path)),
+    }
+    return fields | special_tokens(folder, tokens, config)
+
+
+def inside(path: Path, folder: Path) -> Path:
+    """`path`, refused if a link leads it out of `folder` (the hub's own blob store beside it excepted)."""
+    if path.is_symlink():
+        real = path.resolve()
+        store = folder.resolve().parent.parent / "blobs"
+        if not (real.is_relative_to(folder.resolve()) or real.is_relative_to(store)):
+            raise InputError(
+                "file is a link that leads out of its folder", found=f"{real}", where=path, expected=f"a file in {folder}"
+            )  # fmt: skip
+    return path
+
+
+def token_table(
+    root: Section, model: Section, vocab_size: int, path: Path
+) -> tuple[list[str], list[int]]:
+    """Token texts and types by id; ids without a token are `[PADn]`, unused."""
+    vocab = model.section("vocab")
+    by_id: dict[int, tuple[str, int]] = {}
+    for token, number in (vocab.values if vocab else {}).items():
+        by_id[checked_id(number, vocab_size, token, path)] = (token, NORMAL)
+    for added in root.values.get("added_tokens") or []:
+        entry = Section(added if isinstance(added, dict) else {}, f"{path}: added_tokens")
+        content, number = entry.text("content"), entry.integer("id")
+        if content is None or number is None:
+            raise InputError(
+                "added token has no content or no id", found=one_line(added), where=entry.where
+            )
+        kind = CONTROL if entry.flag("special") else USER_DEFINED
+        by_id[checked_id(number, vocab_size, content, path)] = (content, kind)
+    if not by_id:
+        raise InputError("tokenizer has no tokens", where=path, expected="model.vocab")
+    rows = [by_id.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)]
+    if any("\0" in token for token, _ in rows):
+        raise InputError("a token has a NUL byte", where=path, expected="byte-level text")
+    return [token for token, _ in rows], [kind for _, kind in rows]
+
+
+def checked_id(number: Any, vocab_size: int, token: str, path: Path) -> int:
+    """A token id inside the embedding."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < vocab_size:
+        raise InputError(
+            "token id is outside the target's embedding", found=f"{one_line(repr(token), 40)}: {one_line(number, 40)}",
+            where=path, expected=f"0 to {vocab_size - 1} (vocab_size in the target's config.json)",
+        )  # fmt: skip
+    return number
+
+
+def merge_list(model: Section, path: Path) -> list[str]:
+    """The merges as `left right`."""
+    merges = []
+    for merge in model.values["merges"] if isinstance(model.values["merges"], list) else [None]:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if (
+            not isinstance(parts, list)
+            or len(parts) != 2
+            or not all(isinstance(p, str) and p and " " not in p for p in parts)
+        ):
+            raise InputError(
+                "merge is not a pair of tokens",
+                found=one_line(merge),
+                where=f"{path}: model.merges",
+            )
+        merges.append(f"{parts[0]} {parts[1]}")
+    return merges
+
+
+def pre_tokenizer(root: Section, model: Section, path: Path) -> str:
+    """llama.cpp's name of the pre-tokenizer, looked up by its exact pattern."""
+    steps = root.section("pre_tokenizer")
+    listed = steps.values.get("pretokenizers") if steps else None
+    every = (
+        [s for s in listed if isinstance(s, dict)]
+        if isinstance(listed, list)
+        else [steps.values if steps else {}]
+    )
+    kinds_found = [step.get("type") for step in every]
+    pattern: Any = next((step.get("pattern") for step in every if step.get("type") == "Split"), {})
+    regex = pattern.get("Regex", "") if isinstance(pattern, dict) else ""
+    name = PRE_TOKENIZERS.get((regex, bool(model.flag("ignore_merges"))))
+    if name is None or set(kinds_found) - {"Split", "ByteLevel"} or "ByteLevel" not in kinds_found:
+        raise InputError(
+            "pre-tokenizer is not known", found=one_line(regex or kinds_found), where=f"{path}: pre_tokenizer",
+            expected=" ".join(sorted(PRE_TOKENIZERS.values())),
+            fix="point --target at the target's GGUF, or name it with --pre-tokenizer",
+        )  # fmt: skip
+    return name
+
+
+def special_tokens(folder: Path, tokens: list[str], config: Section) -> dict[str, Field]:
+    """Ids of the special tokens, `add_*` flags and the chat template, from tokenizer_config.json and config.json."""
+    path = folder / "tokenizer_config.json"
+    given = Section(read_json(inside(path, folder), MAX_TOKENIZER) if path.exists() else {}, path)
+    ids = {token: i for i, token in enumerate(tokens)}
+    fields: dict[str, Field] = {}
+    for name, spelled in SPECIAL.items():
+        entry = given.values.get(f"{name}_token")
+        content = entry.get("content") if isinstance(entry, dict) else entry
+        number = ids.get(content) if isinstance(content, str) else None
+        if number is None and isinstance(config.values.get(f"{name}_token_id"), int):
+            number = config.integer(f"{name}_token_id")
+        if number is not None and 0 <= number < len(tokens):
+            fields[f"tokenizer.ggml.{spelled}_token_id"] = u32(number)
+    for name in ("add_bos_token", "add_eos_token"):
+        flag = given.flag(name)
+        if flag is not None:
+            fields[f"tokenizer.ggml.{name}"] = boolean(flag)
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        source: Any = inside(template, folder).read_text(encoding="utf-8", errors="strict")
+    else:
+        source = given.values.get("chat_template")
+    if isinstance(source, str) and source and "\0" not in source:
+        fields["tokenizer.chat_template"] = text(source)
+    return fields
+
+
+def tokenizer_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """The `tokenizer.*` fields of a GGUF that belong to the target: all but its mask token."""
+    found = {
+        k: f
+        for k, f in fields.items()
+        if k.startswith("tokenizer.") and k != "tokenizer.ggml.mask_token_id"
+    }
+    tokens = found.get("tokenizer.ggml.tokens")
+    if tokens is not None and tokens.item != kinds.STRING:
+        raise InputError(
+            "tokens are not strings", found=tokens.type_name(), where="tokenizer.ggml.tokens"
+        )
+    return found
