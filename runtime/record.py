@@ -29,7 +29,8 @@ SCHEMA = 1
 """Number of the record's JSON shape and rules; it grows when a field or a definition changes its meaning."""
 
 CUT_RULE = (
-    "all block rows run, then m = min(block_size - 1, n_max, remaining - 1, context_length - c - 2)"
+    "all block rows run, min(block_size - 1, n_max, remaining - 1) drafts are verified; "
+    "remaining: to max_new or to the end of the context"
 )
 
 Round = tuple[int, int]

@@ -64,7 +64,7 @@ def test_a_pure_module_opens_nothing_and_prints_nothing(path: Path) -> None:
 
 def test_importing_everything_prints_nothing_and_needs_no_torch() -> None:
     """Every module but the oracle imports without torch and without output."""
-    names = [f"dflash_gguf.{p.parent.name}.{p.stem}" for p in MODULES if p.stem not in ("__init__", "oracle")]
+    names = [f"dflash_gguf.{p.parent.name}.{p.stem}" for p in MODULES if p.stem != "__init__" and not p.stem.startswith("oracle")]
     code = f"import sys; sys.modules['torch'] = None; import importlib; [importlib.import_module(n) for n in {names}]"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
