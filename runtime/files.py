@@ -1,0 +1,59 @@
+"""Small text files from and to the disk: prompt sets, records and references; and where packaged ones lie."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from ..convert.errors import InputError, UsageError
+from ..convert.output import OutputSet
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The bytes of the regular file `path`.
+
+    Raises InputError where it is absent, no regular file, or larger than `limit` bytes.
+    """
+    try:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not make us wait for its writer
+        fd = os.open(path, flags)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        raise InputError("file is missing", where=path) from None
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError("not a regular file", where=path)
+        if status.st_size > limit:
+            raise InputError(
+                "file is too large", found=f"{status.st_size} bytes", where=path, expected=f"at most {limit}"
+            )  # fmt: skip
+        return file.read(limit + 1)
+
+
+def write_text(
+    path: Path, text: str, *, overwrite: bool, inputs: Sequence[str | os.PathLike[str]] = ()
+) -> None:
+    """Write `text` so that `path` appears whole or not at all; see `OutputSet` for what is refused."""
+    with OutputSet([path], overwrite=overwrite, inputs=inputs) as (file,):
+        file.write(text.encode())
+
+
+def find(name: str, folder: str, suffix: str) -> Path:
+    """The file `name`, or the packaged manifests/`folder`/`name``suffix` when no such file exists.
+
+    Raises UsageError with the packaged names where there is neither.
+    """
+    path = Path(name)
+    if path.exists() or path.name != name or path.suffix:
+        return path
+    packaged = Path(str(resources.files("dflash_gguf.manifests"))) / folder
+    found = packaged / f"{name}{suffix}"
+    if found.is_file():
+        return found
+    names = sorted(p.name.removesuffix(suffix) for p in packaged.glob(f"*{suffix}"))
+    raise UsageError(
+        f"no file and no packaged set of this name in {folder}", found=name, expected=", ".join(names) or "a path"
+    )  # fmt: skip
