@@ -18,11 +18,10 @@ def read_bytes(path: Path, limit: int) -> bytes:
     Raises InputError where it is absent, no regular file, or larger than `limit` bytes.
     """
     try:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not make us wait for its writer
-        fd = os.open(path, flags)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO may have no writer
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise InputError("file is missing", where=path) from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise InputError("not a regular file", where=path)
@@ -30,7 +29,10 @@ def read_bytes(path: Path, limit: int) -> bytes:
             raise InputError(
                 "file is too large", found=f"{status.st_size} bytes", where=path, expected=f"at most {limit}"
             )  # fmt: skip
-        return file.read(limit + 1)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(fd)
 
 
 def write_text(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..convert.errors import InputError, one_line
+from ..convert.strict_json import parse_json
 from .files import read_bytes
-from .strict import parse_json
 
 MAX_FILE = 64 << 20
 MAX_LINE = 4 << 20
@@ -38,7 +38,9 @@ def parse_prompts(raw: bytes, where: str) -> tuple[Prompt, ...]:
     object or too long, a field that is missing or of the wrong type, an id that is there twice; and for an empty set.
     """
     if raw.startswith(b"\xef\xbb\xbf"):
-        raise InputError("the file starts with a byte order mark", where=where, expected="plain UTF-8")
+        raise InputError(
+            "the file starts with a byte order mark", where=where, expected="plain UTF-8"
+        )
     prompts: list[Prompt] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(raw.splitlines() if raw else [], 1):
@@ -60,16 +62,13 @@ def parse_prompts(raw: bytes, where: str) -> tuple[Prompt, ...]:
 def parse_line(line: bytes, where: str) -> Prompt:
     """The prompt on one line."""
     if len(line) > MAX_LINE:
-        raise InputError("the line is too long", found=f"{len(line)} bytes", where=where, expected=f"at most {MAX_LINE}")
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
         raise InputError(
-            "not UTF-8", found=f"byte {line[error.start]:#04x}", where=f"{where}, offset {error.start}"
-        ) from None
-    value = parse_json(text, where)
-    if not isinstance(value, dict):
-        raise InputError("not an object", found=type(value).__name__, where=where, expected="{...}")
+            "the line is too long",
+            found=f"{len(line)} bytes",
+            where=where,
+            expected=f"at most {MAX_LINE}",
+        )
+    value = parse_json(line, where)
     has = [key for key in ("prompt", "tokens") if key in value]
     if len(has) != 1:
         raise InputError(
@@ -86,7 +85,9 @@ def parse_line(line: bytes, where: str) -> Prompt:
 def wrong(key: str, value: Any, where: str, expected: str) -> NoReturn:
     """Refuse the field `key`."""
     found = one_line(repr(value), 60)
-    raise InputError(f"{key} is not usable", found=found, where=f"{where}: {key}", expected=expected)
+    raise InputError(
+        f"{key} is not usable", found=found, where=f"{where}: {key}", expected=expected
+    )
 
 
 def name(value: dict[str, Any], key: str, where: str) -> str:
@@ -99,9 +100,18 @@ def name(value: dict[str, Any], key: str, where: str) -> str:
 
 def prompt_text(text: Any, where: str) -> str:
     """A non-empty string without NUL."""
-    if not isinstance(text, str) or not text or "\0" in text:
-        wrong("prompt", text, where, "a string that is not empty and has no NUL")
+    if not isinstance(text, str) or not text or "\0" in text or not encodable(text):
+        wrong("prompt", text, where, "Unicode text that is not empty and has no NUL")
     return text
+
+
+def encodable(text: str) -> bool:
+    """False where the text holds half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def prompt_tokens(tokens: Any, where: str) -> tuple[int, ...]:
@@ -115,7 +125,10 @@ def prompt_tokens(tokens: Any, where: str) -> tuple[int, ...]:
 
 
 def prompt_ids(
-    prompts: Sequence[Prompt], encode: Callable[[str], list[int]], vocab_size: int, context_length: int
+    prompts: Sequence[Prompt],
+    encode: Callable[[str], list[int]],
+    vocab_size: int,
+    context_length: int,
 ) -> list[list[int]]:
     """The token ids of each prompt; `encode` turns text into ids.
 

@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..convert.errors import InputError, NotComparableError
-from .strict import decode, parse_json
+from ..convert.strict_json import parse_json
+from .strict import decode
 
 SCHEMA = 1
 """Number of the record's JSON shape and rules; it grows when a field or a definition changes its meaning."""
@@ -280,14 +281,14 @@ def prompts_sha256(runs: Iterable[PromptRun]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def record_from_json(text: str, where: str) -> Record:
-    """The record in `text`; `where` names the file in errors.
+def record_from_json(raw: bytes, where: str) -> Record:
+    """The record in `raw`; `where` names the file in errors.
 
     Raises InputError where a field is missing, unknown, of the wrong type or impossible, and where the stored
     totals are not what the rounds give; NotComparableError where another version of the rules wrote it.
     """
-    value = parse_json(text, where)
-    if not isinstance(value, dict) or type(value.get("schema")) is not int:
+    value = parse_json(raw, where)
+    if type(value.get("schema")) is not int:
         raise InputError("not a record", where=where, expected="an object with an integer `schema`")
     if value["schema"] != SCHEMA:
         raise NotComparableError(

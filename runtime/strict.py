@@ -5,7 +5,6 @@ Pure. Knows Python's type hints, not what the fields mean: ranges are checked by
 
 from __future__ import annotations
 
-import json
 import math
 import types
 import typing
@@ -18,56 +17,8 @@ from ..convert.errors import InputError, one_line
 T = TypeVar("T")
 
 
-def parse_json(text: str, where: str) -> Any:
-    """The JSON value in `text`; `where` names it in errors.
-
-    Raises InputError on anything json.loads lets pass and that two readers could read differently: duplicate
-    keys, NaN and infinities; and on nesting too deep to read, lone surrogates and NUL.
-    """
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=lambda pairs: _distinct(pairs, where),
-            parse_constant=_no_constant,
-        )
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            "a string holds half a surrogate pair",
-            where=where,
-            found=hex(ord(error.object[error.start])),
-            expected="Unicode text",
-        ) from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            "not JSON",
-            where=f"{where}, offset {error.pos}",
-            found=error.msg,
-            expected="one JSON value",
-        ) from None
-    except ValueError as error:
-        raise InputError("not usable JSON", where=where, found=str(error)) from None
-    except RecursionError:
-        raise InputError("JSON is nested too deeply", where=where) from None
-    return value
-
-
-def _distinct(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """The pairs as a dict; InputError naming a key that is there twice."""
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise InputError("a key is there twice", where=where, found=repr(one_line(key)))
-        result[key] = value
-    return result
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"the number {name}")
-
-
 def decode(cls: type[T], value: Any, where: str) -> T:
-    """`value` (from `parse_json`) as an instance of the dataclass `cls`.
+    """`value` (parsed JSON) as an instance of the dataclass `cls`.
 
     Fields may be int, float, str, bool, None unions, tuples, dict[str, ...], object and dataclasses of these.
     Raises InputError with the path of the field at fault.
@@ -138,6 +89,11 @@ def _read_scalar(kind: Any, value: Any, where: str) -> Any:
         if not math.isfinite(value):
             _wrong(value, where, "a finite number")
         return float(value)
+    if kind is str and isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            _wrong(value, where, "Unicode text without half surrogate pairs")
     if type(value) is not kind:  # bool is an int to isinstance, not to us
         _wrong(
             value, where, {"str": "a string", "int": "an integer"}.get(kind.__name__, kind.__name__)

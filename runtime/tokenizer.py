@@ -14,7 +14,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from ..convert.errors import InputError, one_line
 from ..convert.vocabulary import CONTROL, NORMAL, PRE_TOKENIZERS, USER_DEFINED
 
-PATTERNS = {name: (pattern, ignore_merges) for (pattern, ignore_merges), name in PRE_TOKENIZERS.items()}
+PATTERNS = {
+    name: (pattern, ignore_merges) for (pattern, ignore_merges), name in PRE_TOKENIZERS.items()
+}
 """`tokenizer.ggml.pre` to the splitting pattern (empty: GPT-2's own) and whether whole words win over merges."""
 
 NFC = ("qwen2", "qwen35")
@@ -55,7 +57,9 @@ def encode(tokenizer: Tokenizer, fields: Mapping[str, Any], text: str) -> list[i
     """The ids of `text`, behind the beginning-of-text token where the metadata asks for one."""
     ids = list(tokenizer.encode(text, add_special_tokens=False).ids)
     bos = fields.get("tokenizer.ggml.bos_token_id")
-    return [int(bos), *ids] if fields.get("tokenizer.ggml.add_bos_token") and bos is not None else ids
+    return (
+        [int(bos), *ids] if fields.get("tokenizer.ggml.add_bos_token") and bos is not None else ids
+    )
 
 
 def strings(fields: Mapping[str, Any], key: str, where: str) -> list[str]:

@@ -88,17 +88,17 @@ def test_a_record_survives_json_unchanged() -> None:
     """Writing and reading gives an equal record, and the same bytes again."""
     record = full_record()
 
-    again = record_from_json(record.to_json(), "r.json")
+    again = record_from_json(record.to_json().encode(), "r.json")
 
     assert record == again
     assert record.to_json() == again.to_json()
 
 
-def mutated(change: Any) -> str:
+def mutated(change: Any) -> bytes:
     """The full record's JSON after `change(body)`."""
     body = json.loads(full_record().to_json())
     change(body)
-    return json.dumps(body)
+    return json.dumps(body).encode()
 
 
 HOSTILE = {
@@ -127,6 +127,7 @@ HOSTILE = {
     "per-position rates that do not sum": lambda b: b["totals"]["per_position"].__setitem__(0, 1.0),
     "negative bad drafts": lambda b: b.update(bad_drafts=-1),
     "no schema": lambda b: b.pop("schema"),
+    "half a surrogate pair": lambda b: b["subject"].update(draft_name="\ud800"),
     "schema is a string": lambda b: b.update(schema="1"),
 }  # fmt: skip
 
@@ -148,7 +149,6 @@ TEXTS = {
     "infinity": '{"schema": 1, "totals": 1e999}',
     "duplicate key": '{"schema": 1, "schema": 1}',
     "nested deep": "[" * 100_000,
-    "half a surrogate pair": '{"schema": 1, "x": "\\ud800"}',
     "huge integer": '{"schema": 1, "totals": ' + "9" * 10_000 + "}",
 }
 
@@ -157,7 +157,7 @@ TEXTS = {
 def test_a_text_that_is_no_record_is_refused(name: str) -> None:
     """JSON that two readers could read differently is no record."""
     with pytest.raises(InputError, match=r"r\.json"):
-        record_from_json(TEXTS[name], "r.json")
+        record_from_json(TEXTS[name].encode(), "r.json")
 
 
 def test_a_record_of_another_schema_is_not_comparable() -> None:
