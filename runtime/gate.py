@@ -137,8 +137,15 @@ def _short(value: object) -> str:
 def spec_notes(record: Record, reference: Record) -> list[str]:
     """Fields of the draft's own description in which it differs from the reference's draft."""
     ours, theirs = record.subject.draft_spec, reference.subject.draft_spec
-    names = [n for n in sorted({*ours, *theirs}) if ours.get(n) != theirs.get(n)]
-    return [f"the draft's {n} is {ours.get(n)}, the reference's {theirs.get(n)}" for n in names]
+    names = [n for n in sorted(ours.keys() & theirs.keys()) if not _alike(ours[n], theirs[n])]
+    return [f"the draft's {n} is {ours[n]}, the reference's {theirs[n]}" for n in names]
+
+
+def _alike(a: object, b: object) -> bool:
+    """Equal, or equal as F32: a GGUF stores no more."""
+    if isinstance(a, float) and isinstance(b, float):
+        return bool(np.float32(a) == np.float32(b))
+    return a == b
 
 
 def same_draft(record: Record, reference: Record) -> bool:

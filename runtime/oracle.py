@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from .oracle_model import Draft, Proposal, Tensor, Text
+from .oracle_model import Draft, Proposal, Text
 from .record import Round
 
 
-@torch.inference_mode()
 def decision_margin(p: Proposal, logits: Tensor, i: int, truth: int) -> float:
     """How far draft `i` of `p` is from the other outcome: from losing where it is `truth`, else from becoming it.
 

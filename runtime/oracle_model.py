@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ..convert.errors import InputError
 
-Tensor = torch.Tensor
 Weights = dict[str, Tensor]
 
 
@@ -127,7 +127,6 @@ class Target:
         gate, up = y @ w["mlp.gate_proj.weight"].T, y @ w["mlp.up_proj.weight"].T
         return h + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
 
-    @torch.inference_mode()
     def forward(
         self, tokens: Sequence[int], cache: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
@@ -266,7 +265,6 @@ class Draft:
         """What the context's K and V are projected from: g itself, without the layer's norm."""
         return g
 
-    @torch.inference_mode()
     def extend(self, features: Tensor) -> None:
         """Append committed positions with their features (n, nT * H) to every layer's context."""
         g = self.fuse(features)
@@ -363,7 +361,6 @@ class Draft:
         """The block's rows that are read, in the order of the drafts."""
         return range(1, self.config.block_size)
 
-    @torch.inference_mode()
     def propose(self, anchor: int) -> Proposal:
         """Draft the block behind `anchor`, which stands at position `committed`."""
         h = self.target.embed[[anchor] + [self.config.mask_token_id] * (self.config.block_size - 1)]

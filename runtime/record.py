@@ -256,7 +256,7 @@ class Record:
 
     def to_json(self) -> str:
         """The record as JSON text, one prompt a line, with its totals for the reader."""
-        body = {"schema": SCHEMA, "totals": self.total.to_json()} | asdict(self)
+        body: dict[str, Any] = {"schema": SCHEMA, "totals": self.total.to_json()} | asdict(self)
         runs = body.pop("runs")
         head = json.dumps(body, indent=1, ensure_ascii=False, sort_keys=True)
         lines = ",\n  ".join(

@@ -6,13 +6,17 @@ that is not in the table is refused, because a guess would give other ids. Rende
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ..convert.errors import InputError, one_line
+from ..convert.target import read_target
 from ..convert.vocabulary import CONTROL, NORMAL, PRE_TOKENIZERS, USER_DEFINED
+from .prompts import Prompt, prompt_ids
 
 PATTERNS = {
     name: (pattern, ignore_merges) for (pattern, ignore_merges), name in PRE_TOKENIZERS.items()
@@ -59,6 +63,21 @@ def encode(tokenizer: Tokenizer, fields: Mapping[str, Any], text: str) -> list[i
     bos = fields.get("tokenizer.ggml.bos_token_id")
     return (
         [int(bos), *ids] if fields.get("tokenizer.ggml.add_bos_token") and bos is not None else ids
+    )
+
+
+def target_ids(
+    target: Path, prompts: Sequence[Prompt], vocab_size: int, context_length: int
+) -> list[list[int]]:
+    """Token ids of `prompts` for the GGUF `target`; its tokenizer is built only where a prompt is text."""
+    metadata = read_target(target).tokenizer
+
+    @cache
+    def tokenizer() -> Tokenizer:
+        return tokenizer_from_gguf(metadata, str(target))
+
+    return prompt_ids(
+        prompts, lambda text: encode(tokenizer(), metadata, text), vocab_size, context_length
     )
 
 

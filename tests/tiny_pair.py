@@ -9,8 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
-from safetensors.torch import save_file
+from dflash_gguf.runtime.identity import canonical_name
+from dflash_gguf.runtime.reference import gguf_name
+from safetensors.torch import load_file, save_file
 
 torch.set_num_threads(1)  # tensors this small only wait for each other
 
@@ -109,3 +112,81 @@ def write_target(folder: Path, seed: int = 1, **changes: Any) -> dict[str, torch
 def write_draft(folder: Path, config: dict[str, Any], seed: int = 2) -> dict[str, torch.Tensor]:
     """A random draft with `config` (V1 or V2, or a change of them)."""
     return write(folder, config, draft_shapes(config), seed)
+
+
+def store(writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, dtype: str) -> None:
+    """Add a tensor as `f32` or `bf16`; vectors and conv bases always as F32, like the converter."""
+    if dtype == "f32" or tensor.ndim == 1 or name.endswith("_base"):
+        writer.add_tensor(name, tensor.float().numpy())
+        return
+    raw = tensor.bfloat16().contiguous().view(torch.uint16).numpy()
+    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def geometry(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The keys that targets and drafts share."""
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+
+
+def write_target_gguf(path: Path, folder: Path, dtype: str = "bf16") -> Path:
+    """The target in `folder` as GGUF, without a tokenizer."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "qwen3")
+    geometry(writer, config)
+    writer.add_vocab_size(config["vocab_size"])
+    if config["eos_token_id"] is not None:
+        writer.add_eos_token_id(config["eos_token_id"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        store(writer, gguf_name(name), tensor, dtype)
+    finish(writer)
+    return path
+
+
+def write_draft_gguf(path: Path, folder: Path, dtype: str = "bf16") -> Path:
+    """The draft in `folder` as a canonical GGUF, without a tokenizer."""
+    config = json.loads((folder / "config.json").read_text())
+    d = config | config["dflash_config"]
+    layers = [t == "sliding_attention" for t in d["layer_types"]]
+    causal = layers if d.get("is_causal") is None else [d["is_causal"]] * len(layers)
+    writer = gguf.GGUFWriter(path, "dflash")
+    geometry(writer, config)
+    for key, value in {"block_size": d["block_size"], "mask_token_id": d["mask_token_id"], "vocab_size": d["vocab_size"]}.items():  # fmt: skip
+        writer.add_uint32(f"dflash.{key}", value)
+    writer.add_uint32("dflash.format_version", 1)
+    writer.add_string("dflash.variant", "dflash2" if "selector_rank" in d else "dflash1")
+    writer.add_array("dflash.target_layer_ids", d["target_layer_ids"])
+    writer.add_array("dflash.target_layers", [i + 1 for i in d["target_layer_ids"]])
+    writer.add_array("dflash.attention.causal_pattern", causal)
+    if any(layers):
+        writer.add_uint32("dflash.attention.sliding_window", d["sliding_window"])
+        writer.add_array("dflash.attention.sliding_window_pattern", layers)
+    for key in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
+        if key in d:
+            writer.add_uint32(f"dflash.{key}", d[key])
+    for key, ours in (
+        ("output_multiplier", "logit_scale"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+    ):
+        if key in d:
+            writer.add_float32(f"dflash.{ours}", d[key])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        store(writer, canonical_name(name), tensor, dtype)
+    finish(writer)
+    return path
