@@ -82,6 +82,10 @@ class NotComparableError(DflashError):
     exit_code = 6
 
 
+class InterruptedRun(DflashError):
+    """A signal ended the run; outputs are as they were (exit 1)."""
+
+
 def one_line(value: object, limit: int = 120) -> str:
     """`value` as one printable line of at most `limit` characters: text from a stranger's file is data."""
     text = "".join(

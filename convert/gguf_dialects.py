@@ -130,8 +130,13 @@ def read_spec(file: GgufFile, given: Mapping[str, Any]) -> DraftSpec:
     """The fields of the file, before its tensors are looked at."""
     arch = file.architecture
     spelling(file)
-    found = {name: read_key(file.ask, arch, key) for name, key in KEYS.items()} | dict(given)
+    found = {
+        name: given[name] if name in given else read_key(file.ask, arch, key)
+        for name, key in KEYS.items()
+    }
     layers = found["num_hidden_layers"] or 0
+    if "target_layer_ids" in given:
+        found["target_layers"] = None
     ids = layer_ids(found, file)
     shapes = torch_shapes(file)
 
@@ -163,7 +168,9 @@ def read_spec(file: GgufFile, given: Mapping[str, Any]) -> DraftSpec:
         target_hidden_size=target_hidden_size(fc, ids, file),
         sliding_window=found["sliding_window"] or 0 if any(sliding) else 0,
         sliding_layers=sliding,
-        causal_layers=causal_layers(found, sliding),
+        causal_layers=causality(given["causality"], sliding)
+        if "causality" in given
+        else causal_layers(found, sliding),
         conv=part(found, "conv", Conv, file),
         selector=part(found, "selector", Selector, file),
         rope_scaling=rope_scaling(found, file),
@@ -247,6 +254,11 @@ def causal_layers(found: Mapping[str, Any], sliding: tuple[bool, ...]) -> tuple[
     if found["causal_layers"] is not None:
         return tuple(found["causal_layers"])
     return sliding if found["causal"] is None else (found["causal"],) * len(sliding)
+
+
+def causality(word: str, sliding: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The causal layers that `none`, `all` or `sliding` means."""
+    return sliding if word == "sliding" else (word == "all",) * len(sliding)
 
 
 def part(found: Mapping[str, Any], name: str, kind: type[Any], file: GgufFile) -> Any:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from .errors import EnvironmentFault, UsageError
+from .signals import held
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -126,7 +127,8 @@ class OutputSet:
         """The open files, in the order of the paths."""
         try:
             for path in self.paths:
-                self.files.append(OutputFile(path))
+                with held():
+                    self.files.append(OutputFile(path))
         except OSError as error:
             self.abandon()
             raise EnvironmentFault(
@@ -149,19 +151,25 @@ class OutputSet:
             if kind is None:
                 for file in self.files:
                     file.sync()
-                rename_all(self.files)
+                with held():
+                    rename_all(self.files)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Remove the siblings that have not taken their names."""
-        for file in self.files:
-            file.close()
-        self.files = []
+        with held():
+            for file in self.files:
+                file.close()
+            self.files = []
 
 
 def rename_all(files: Sequence[OutputFile]) -> None:
     """Give every sibling its name; if one rename fails, the earlier ones are undone."""
+    if len(files) == 1:
+        files[0].temporary.replace(files[0].path)
+        sync_folder(files[0].path.parent)
+        return
     done: list[tuple[OutputFile, Path | None]] = []
     try:
         for file in files:

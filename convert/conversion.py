@@ -1,0 +1,141 @@
+"""From a draft and its target to the canonical GGUF and its manifest: plan, then do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .canonical import canonical_fields
+from .draft import Draft, facts_of_target, mismatches
+from .errors import UsageError
+from .ggml import type_name
+from .gguf_writer import GgufWriter
+from .output import OutputSet
+from .plan import ConvertPlan, main_type, plan_tensors, weight_count
+from .target import Target
+from .transfer import Digest, Progress, check_fit, transfer
+
+MANIFEST_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a conversion wrote."""
+
+    output: Path
+    manifest: Path
+    size: int
+    plan: ConvertPlan
+    digests: Sequence[Digest]
+
+
+def plan_conversion(
+    draft: Draft, target: Target | None, outtype: str, revision: str = ""
+) -> ConvertPlan:
+    """The plan of the canonical GGUF of `draft`.
+
+    Raises InputError where the target does not fit, UsageError where there is no tokenizer to put in.
+    """
+    if target is not None:
+        faults = mismatches(draft, target)
+        if faults:
+            raise faults[0]
+    facts = facts_of_target(target) if target else draft.facts
+    tokenizer = target.tokenizer_fields if target else draft.tokenizer
+    if "tokenizer.ggml.tokens" not in tokenizer:
+        raise UsageError(
+            "the draft has no tokenizer, and llama.cpp loads none without", where=draft.path,
+            expected="--target TARGET", fix="name the target's GGUF or its Hugging Face folder with --target",
+        )  # fmt: skip
+    spec = replace(
+        draft.spec, num_target_layers=draft.spec.num_target_layers or facts.num_hidden_layers
+    )
+    tensors = plan_tensors(draft.matches, draft.spans, outtype)
+    fields = canonical_fields(
+        spec,
+        facts,
+        tokenizer,
+        weights=weight_count(tensors),
+        type_id=main_type(tensors),
+        revision=revision,
+    )
+    return ConvertPlan(spec, fields, tensors)
+
+
+def manifest_path(output: Path) -> Path:
+    """The sidecar of a GGUF."""
+    return output.with_suffix(".manifest.json")
+
+
+def run_plan(
+    plan: ConvertPlan,
+    draft: Draft,
+    target: Target | None,
+    output: Path,
+    *,
+    options: Mapping[str, Any],
+    overwrite: bool = False,
+    progress: Progress = lambda _: None,
+) -> Outcome:
+    """Write the GGUF and its manifest; both appear, or neither.
+
+    Raises UsageError for an output that must not be written, EnvironmentFault where it cannot be, InputError where a
+    source value does not fit or is not finite.
+    """
+    sidecar = manifest_path(output)
+    inputs = [*draft.paths, *([target.path] if target else [])]
+    files = OutputSet([sidecar, output], overwrite=overwrite, inputs=inputs)
+    check_fit(plan.tensors)
+    layout = plan.layout
+    with files as (manifest_file, gguf_file):
+        writer = GgufWriter(gguf_file, layout)
+        digests = transfer(plan.tensors, writer, progress)
+        writer.finish()
+        manifest = build_manifest(plan, draft, target, output.name, digests, options)
+        manifest_file.write((json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
+    return Outcome(output, sidecar, layout.size, plan, digests)
+
+
+def build_manifest(
+    plan: ConvertPlan,
+    draft: Draft,
+    target: Target | None,
+    name: str,
+    digests: Sequence[Digest],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Where every byte of the output came from; names, never paths."""
+    layout = plan.layout
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "tool": {"name": "dflash-gguf", "version": tool_version()},
+        "output": {
+            "name": name, "bytes": layout.size, "header_sha256": hashlib.sha256(layout.header).hexdigest(),
+        },
+        "source": {"dialect": draft.dialect, "files": list(draft.files)},
+        "target": asdict(facts_of_target(target)) if target else asdict(draft.facts),
+        "options": dict(options),
+        "spec": plan.spec.to_json(),
+        "spec_sha256": plan.spec.digest(),
+        "tensors": [
+            {
+                "name": t.name, "type": type_name(t.type), "shape": list(t.shape), "offset": layout.infos[t.name].offset,
+                "bytes": t.nbytes, "sha256": d.sha256, "source": t.source.name, "source_file": Path(t.source.file).name,
+                "source_type": type_name(t.source.type), "source_sha256": d.source_sha256,
+            }
+            for t, d in zip(plan.tensors, digests, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def tool_version() -> str:
+    """Version of this package, `unknown` where it runs uninstalled."""
+    try:
+        return version("dflash-gguf")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,278 @@
+"""From a draft's config.json, in any publisher's spelling, to DraftSpec. Pure.
+
+A field may stand in several places; all that are there must agree. What changes results and stands nowhere is
+refused with the option that supplies it: published values do not follow the formulas people use for them.
+What kind of draft it is goes by its tensors, never by the `architectures` label alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import InputError
+from .gguf_dialects import OPTIONS, causality, spec_from_gguf
+from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
+from .strict_json import Section
+
+__all__ = ["config_fields", "spec_from_config", "spec_from_gguf"]
+
+ARCHITECTURE = re.compile(r"DFlash|DSpark|Domino|MuseGlimmerAssistant")
+
+PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "hidden_size": ("integer", ("hidden_size",)),
+    "intermediate_size": ("integer", ("intermediate_size",)),
+    "num_hidden_layers": ("integer", ("num_hidden_layers",)),
+    "num_attention_heads": ("integer", ("num_attention_heads",)),
+    "num_key_value_heads": ("integer", ("num_key_value_heads",)),
+    "head_dim": ("integer", ("head_dim",)),
+    "vocab_size": ("integer", ("vocab_size",)),
+    "context_length": ("integer", ("max_position_embeddings",)),
+    "rms_norm_eps": ("number", ("rms_norm_eps",)),
+    "rope_theta": ("number", ("rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta")),
+    "block_size": ("integer", ("dflash_config.block_size", "block_size")),
+    "mask_token_id": ("integer", ("dflash_config.mask_token_id", "mask_token_id")),
+    "target_layer_ids": ("integers", ("dflash_config.target_layer_ids", "target_layer_ids")),
+    "shifted_layer_ids": ("integers", ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")),
+    "num_target_layers": ("integer", ("num_target_layers", "dflash_config.num_target_layers")),
+    "sliding_window": ("integer", ("dflash_config.swa_window_size", "sliding_window")),
+    "use_sliding_window": ("flag", ("dflash_config.use_swa", "use_sliding_window")),
+    "layer_types": ("texts", ("layer_types",)),
+    "is_causal": ("flag", ("is_causal", "dflash_config.causal")),
+    "hidden_act": ("text", ("hidden_act",)),
+    "conv.kernel_size": ("integer", ("dflash_config.conv_kernel_size", "conv_kernel_size")),
+    "conv.group_size": ("integer", ("dflash_config.conv_group_size", "conv_group_size")),
+    "selector.rank": ("integer", ("dflash_config.selector_rank", "selector_rank")),
+    "selector.top_k": ("integer", ("dflash_config.selector_top_k", "selector_top_k")),
+    "rope_scaling.type": (
+        "text", ("rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type")
+    ),
+    "rope_scaling.factor": ("number", ("rope_parameters.factor", "rope_scaling.factor")),
+    "rope_scaling.original_context_length": (
+        "integer", ("rope_parameters.original_max_position_embeddings", "rope_scaling.original_max_position_embeddings")
+    ),
+    "embedding_scale": ("number", ("dflash_config.input_embedding_scale", "input_embedding_scale")),
+    "logit_scale": ("number", ("dflash_config.output_multiplier", "output_multiplier")),
+    "final_logit_softcapping": ("number", ("dflash_config.final_logit_softcapping", "final_logit_softcapping")),
+    "attention_value_scale": ("number", ("dflash_config.attention_value_scale", "attention_value_scale")),
+}  # fmt: skip
+"""Field to the reader and the places in config.json that hold it, the reference's favourite first."""
+
+NEUTRAL = (
+    "hidden_act",
+    "embedding_scale",
+    "logit_scale",
+    "final_logit_softcapping",
+    "attention_value_scale",
+)
+"""Fields whose absence means DraftSpec's neutral value."""
+
+
+def config_fields(
+    config: Section, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The value of every field of PLACES (None where absent), and the place each came from.
+
+    A field that is `given` is not looked at.
+
+    Raises InputError where two places differ or a value has the wrong type.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for field, (kind, places) in PLACES.items():
+        if field in given:
+            values[field], sources[field] = given[field], "option"
+            continue
+        found = {place: v for place in places if (v := look(config, place, kind)) is not None}
+        first = next(iter(found.values()), None)
+        if any(v != first for v in found.values()):
+            raise InputError(
+                f"config gives two values for {field}", found=", ".join(f"{k} = {v}" for k, v in found.items()),
+                where=config.where, expected="one value", fix="correct the config, or pass the value as an option",
+            )  # fmt: skip
+        values[field] = first
+        sources[field] = ", ".join(found)
+    return values, sources
+
+
+def look(config: Section, place: str, kind: str) -> Any:
+    """The value at a dotted place, None where it is absent."""
+    *path, key = place.split(".")
+    section: Section | None = config
+    for name in path:
+        section = section.section(name) if section else None
+    read: Callable[[str], Any] | None = getattr(section, kind, None)
+    return read(key) if read else None
+
+
+def spec_from_config(
+    config: Section, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Any] | None = None
+) -> DraftSpec:
+    """The draft that config.json and the tensor shapes (name to PyTorch shape) describe.
+
+    `given` supplies fields by name and wins over the config. Raises InputError where something that changes results
+    is missing or contradicts itself. Whether every tensor fits is `names.match`'s question.
+    """
+    check_architecture(config)
+    given = given or {}
+    values = config_fields(config, given)[0] | dict(given)
+    if "target_layer_ids" in given:
+        values["shifted_layer_ids"] = None
+    ids = captured_layers(values, config)
+    sliding, window = windows(values, config)
+    word = (
+        values.get("causality")
+        or {None: "sliding", True: "all", False: "none"}[values["is_causal"]]
+    )
+    check_biases(config, shapes)
+    return DraftSpec(
+        variant=variant(shapes),
+        **{name: need(values, name, config) for name in REQUIRED},
+        rope_dimension_count=values.get("rope_dimension_count") or need(values, "head_dim", config),
+        target_layer_ids=ids,
+        target_hidden_size=captured_width(shapes, ids, config),
+        sliding_window=window,
+        sliding_layers=sliding,
+        causal_layers=causality(word, sliding),
+        conv=part(values, "conv", Conv, config),
+        selector=part(values, "selector", Selector, config),
+        rope_scaling=scaling(values, config),
+        num_target_layers=values["num_target_layers"] or 0,
+        **{name: values[name] for name in NEUTRAL if values[name] is not None},
+    )
+
+
+REQUIRED = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "context_length", "rms_norm_eps", "rope_theta", "block_size", "mask_token_id",
+)  # fmt: skip
+
+
+def need(values: Mapping[str, Any], name: str, config: Section) -> Any:
+    """A field that has no default."""
+    if values.get(name) is None:
+        places = PLACES[name][1]
+        raise InputError(
+            f"config does not say {name}", found="nothing", where=config.where, expected=" or ".join(places),
+            fix=f"pass {OPTIONS[name]}" if name in OPTIONS else "use the config.json that belongs to the weights",
+        )  # fmt: skip
+    return values[name]
+
+
+def check_architecture(config: Section) -> None:
+    """`architectures` names a draft of the family."""
+    names = config.texts("architectures")
+    if not names or not any(ARCHITECTURE.search(name) for name in names):
+        raise InputError(
+            "not a DFlash draft", found=f"architectures {names}", where=f"{config.where}: architectures",
+            expected="DFlashDraftModel, DFlash2DraftModel or a relative",
+            fix="point at the draft's folder, and at the target's with --target",
+        )  # fmt: skip
+
+
+def check_biases(config: Section, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """A flag that implies tensors is checked against the tensors."""
+    if config.flag("attention_bias") and not any(name.endswith("_proj.bias") for name in shapes):
+        raise InputError(
+            "config announces attention biases that are not there", found="attention_bias = true", where=config.where,
+            expected="tensors layers.N.self_attn.*_proj.bias",
+        )  # fmt: skip
+
+
+def variant(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The variant, by the tensors that only one of them has."""
+    return (
+        "dflash2" if any(name.partition("candidate_selector.")[1] for name in shapes) else "dflash1"
+    )
+
+
+def captured_layers(values: Mapping[str, Any], config: Section) -> tuple[int, ...]:
+    """The captured layers; ids that count from one are shifted, and must agree with the others."""
+    raw, shifted = values["target_layer_ids"], values["shifted_layer_ids"]
+    if raw is None:
+        return (
+            from_upstream_layers(shifted)
+            if shifted
+            else tuple(need(values, "target_layer_ids", config))
+        )
+    if shifted is not None and from_upstream_layers(shifted) != tuple(raw):
+        raise InputError(
+            "the two readings of the target layers contradict each other", found=f"{raw} and {shifted}", where=config.where,
+            expected="the second is the first plus 1", fix="pass --target-layer-ids",
+        )  # fmt: skip
+    return tuple(raw)
+
+
+def captured_width(
+    shapes: Mapping[str, tuple[int, ...]], ids: tuple[int, ...], config: Section
+) -> int:
+    """The target's hidden size, from fc's input."""
+    names = ("fc.weight", "model.fc.weight", "encoder.fc.weight")
+    fc = next((shapes[n] for n in names if n in shapes), ())
+    if len(fc) != 2 or not ids or fc[1] % len(ids):
+        raise InputError(
+            "fc does not fit the captured layers", found=f"fc {list(fc)}, {len(ids)} target_layer_ids", where=config.where,
+            expected="[hidden_size, layers * target hidden size]",
+        )  # fmt: skip
+    return fc[1] // len(ids)
+
+
+def windows(values: Mapping[str, Any], config: Section) -> tuple[tuple[bool, ...], int]:
+    """Which layers slide, and the window (0 where none does)."""
+    layers, kinds, window = (
+        need(values, "num_hidden_layers", config),
+        values["layer_types"],
+        values["sliding_window"],
+    )
+    if values.get("sliding_layers") is not None:
+        sliding = tuple(values["sliding_layers"])
+    elif kinds is not None:
+        unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
+        if unknown or len(kinds) != layers:
+            raise InputError(
+                "layer_types is not usable", found=unknown or f"{len(kinds)} entries", where=config.where,
+                expected=f"{layers} of sliding_attention, full_attention",
+            )  # fmt: skip
+        sliding = tuple(kind == "sliding_attention" for kind in kinds)
+    elif values["use_sliding_window"] and config.integer("max_window_layers") not in (None, 0):
+        raise InputError(
+            "config does not say which layers have the window", found="use_sliding_window without layer_types",
+            where=config.where, expected="layer_types", fix="pass --sliding-layers",
+        )  # fmt: skip
+    else:
+        sliding = (bool(values["use_sliding_window"]),) * min(layers, 4096)
+    if any(sliding) and (values["use_sliding_window"] is False or not window):
+        raise InputError(
+            "sliding layers and window contradict each other", where=config.where,
+            found=f"layer_types slide, use_sliding_window = {values['use_sliding_window']}, sliding_window = {window}",
+            expected="a window for the sliding layers", fix="pass --sliding-window (0 for none)",
+        )  # fmt: skip
+    return sliding, window if any(sliding) else 0
+
+
+def part(values: Mapping[str, Any], name: str, kind: type[Any], config: Section) -> Any:
+    """Conv or Selector, None where none of its fields is there; refused where only some are."""
+    found = {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{name}.")}
+    if all(v is None for v in found.values()):
+        return None
+    for key in found:
+        need(values, f"{name}.{key}", config)
+    return kind(**found)
+
+
+def scaling(values: Mapping[str, Any], config: Section) -> RopeScaling | None:
+    """The RoPE scaling, None for the plain rotation."""
+    kind = values["rope_scaling.type"]
+    if kind in (None, "default", "none"):
+        return None
+    factor = need(values, "rope_scaling.factor", config)
+    if not math.isfinite(factor):
+        raise InputError(
+            "RoPE factor is not usable",
+            found=factor,
+            where=config.where,
+            expected="a finite number",
+        )
+    return RopeScaling(kind, factor, values["rope_scaling.original_context_length"] or 0)

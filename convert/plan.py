@@ -1,0 +1,136 @@
+"""What a conversion will write: every tensor with its source, type, bytes and offset. Pure.
+
+The plan is complete before an output is opened; doing it is copying.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from .errors import InputError, UsageError
+from .fields import Field
+from .ggml import BF16, BY_NAME, F16, F32, FLOATS, I64, tensor_bytes, type_name
+from .gguf_writer import GgufLayout
+from .names import Match
+from .spec import DraftSpec
+
+OUTTYPES = {"source": None, "bf16": BF16, "f16": F16, "f32": F32}
+"""`--outtype` to the type of matrices; None keeps each tensor's own."""
+
+STORE = {"f32": F32, "i64": I64}
+"""`store` of a tensor rule to the one type it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a source tensor: where they lie and what they are."""
+
+    name: str
+    file: str
+    offset: int
+    nbytes: int
+    type: int
+    """ggml type id."""
+    shape: tuple[int, ...]
+    """PyTorch order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """One tensor of the output."""
+
+    name: str
+    type: int
+    shape: tuple[int, ...]
+    """GGUF order."""
+    nbytes: int
+    source: Span
+
+    @property
+    def copies(self) -> bool:
+        """Whether the source's bytes are kept."""
+        return self.type == self.source.type
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertPlan:
+    """Everything a conversion writes."""
+
+    spec: DraftSpec
+    fields: Mapping[str, Field]
+    tensors: tuple[PlannedTensor, ...]
+
+    @property
+    def layout(self) -> GgufLayout:
+        """The output without its tensor data."""
+        return GgufLayout(self.fields, [(t.name, t.type, t.shape) for t in self.tensors])
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as `--dry-run --json` prints it."""
+        layout = self.layout
+        return {
+            "bytes": layout.size,
+            "spec": self.spec.to_json(),
+            "tensors": [
+                {
+                    "name": t.name, "type": type_name(t.type), "shape": list(t.shape), "offset": layout.infos[t.name].offset,
+                    "bytes": t.nbytes, "source": t.source.name, "source_type": type_name(t.source.type),
+                }
+                for t in self.tensors
+            ],
+        }  # fmt: skip
+
+
+def plan_tensors(
+    matches: Sequence[Match], spans: Mapping[str, Span], outtype: str, column: str = "gguf"
+) -> tuple[PlannedTensor, ...]:
+    """The output's tensors in canonical order, named as dialect `column` spells them.
+
+    Raises InputError for a source type that cannot be carried, UsageError where `outtype` would requantise.
+    """
+    return tuple(plan_tensor(m, spans[m.source], OUTTYPES[outtype], column) for m in matches)
+
+
+def plan_tensor(match: Match, span: Span, matrix: int | None, column: str) -> PlannedTensor:
+    """One tensor: its type by its rule and `--outtype`."""
+    kind = STORE.get(match.rule.store, span.type if matrix is None else matrix)
+    if kind != span.type and (span.type not in FLOATS or kind not in FLOATS):
+        if match.rule.store == "matrix":
+            raise UsageError(
+                "a quantised tensor cannot be given another type here", found=type_name(span.type), where=f"{span.file}: {span.name}",
+                expected="--outtype source", fix="convert the original checkpoint",
+            )  # fmt: skip
+        raise InputError(
+            "tensor has a type it cannot have", found=type_name(span.type), where=f"{span.file}: {span.name}", expected=type_name(kind)
+        )  # fmt: skip
+    shape = span.shape[::-1]
+    nbytes = tensor_bytes(kind, shape, span.name)
+    return PlannedTensor(match.spelled(column), kind, shape, nbytes, span)
+
+
+def source_type(dtype: str, where: str) -> int:
+    """The ggml id of a safetensors dtype; what cannot be carried is refused, never silently dropped."""
+    kind = BY_NAME.get(dtype)
+    if kind is None or kind.id not in FLOATS | {I64}:
+        raise InputError(
+            "tensor has a type that cannot be converted", found=dtype, where=where, expected="BF16, F16 or F32",
+            fix="use the unquantised checkpoint; its scales cannot be carried along",
+        )  # fmt: skip
+    return kind.id
+
+
+def main_type(tensors: Sequence[PlannedTensor]) -> int:
+    """The type that most weights have."""
+    counts: Counter[int] = Counter()
+    for t in tensors:
+        counts[t.type] += prod(t.shape)
+    return counts.most_common(1)[0][0]
+
+
+def weight_count(tensors: Sequence[PlannedTensor]) -> int:
+    """Weights in all tensors."""
+    return sum(prod(t.shape) for t in tensors)
