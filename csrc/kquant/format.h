@@ -1,0 +1,50 @@
+/* What a format is to the row loop: sizes, a decoder, and one encoder an instruction set. */
+#ifndef KQ_FORMAT_H
+#define KQ_FORMAT_H
+
+#include "kquant.h"
+
+/* Encode n_blocks blocks. `importance` is NULL or belongs to the same columns as x; row_sigma2 is the mean square
+ * of the whole row, given only to formats that ask for it, and only with importance. */
+typedef void kq_encode_fn(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
+                          void *restrict blocks);
+typedef void kq_decode_fn(const void *restrict blocks, size_t n_blocks, float *restrict y);
+
+struct kq_format {
+    enum kq_type type;
+    uint16_t weights, bytes;
+    uint8_t halves, half_offset[2]; /* where a block's binary16 fields are */
+    uint8_t wants_row_sigma2;
+    kq_decode_fn *decode;
+    kq_encode_fn *encode[4]; /* by enum kq_isa; NULL: use the next lower one */
+};
+
+#define KQ_DECLARE(name)                 \
+    kq_decode_fn kq_decode_##name;       \
+    kq_encode_fn kq_encode_##name;       \
+    kq_encode_fn kq_encode_##name##_avx2; \
+    kq_encode_fn kq_encode_##name##_avx512
+
+KQ_DECLARE(q8_0);
+KQ_DECLARE(q4_0);
+KQ_DECLARE(q4_1);
+KQ_DECLARE(q5_0);
+KQ_DECLARE(q5_1);
+KQ_DECLARE(q2_k);
+KQ_DECLARE(q3_k);
+KQ_DECLARE(q4_k);
+KQ_DECLARE(q5_k);
+KQ_DECLARE(q6_k);
+KQ_DECLARE(iq4_nl);
+KQ_DECLARE(iq4_xs);
+#undef KQ_DECLARE
+
+/* Error weights of the importance-weighted searches: w = importance * sqrt(sigma2 + x * x). Gives their sum. */
+float kq_error_weights(int n, float sigma2, const float *restrict x, const float *restrict importance, float *restrict w);
+
+/* Store 32 codes of 4 bits as 16 bytes: weight j in the low, weight j + 16 in the high nibble of byte j. */
+static inline void kq_pack_nibbles(const uint8_t *restrict codes, uint8_t *restrict qs) {
+    for (int j = 0; j < 16; j++) qs[j] = (uint8_t)((codes[j] & 15) | codes[j + 16] << 4);
+}
+
+#endif

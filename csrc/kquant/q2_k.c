@@ -1,0 +1,78 @@
+/* Q2_K: 256 weights in 84 bytes, 2.625 bits per weight. w = (d * scale) * q - dmin * min
+ *   offset size field   meaning
+ *        0   16 scales  sub-block s of 16 weights: low nibble scale, high nibble min
+ *       16   64 qs      byte 32h + l, bits 2p..2p+1: weight 128h + 32p + l
+ *       80    2 d       binary16, of the scales
+ *       82    2 dmin    binary16, of the minima
+ */
+#include "fit.h"
+#include "format.h"
+#include "number.h"
+#include "super.h"
+
+/* Four-bit codes of 16 non-negative values, their step in *d. */
+static void quantise_nibbles(const float v[16], const float *W, kq_half *d, uint8_t codes[16]) {
+    if (W) {
+        *d = kq_put(kq_fit_positive(16, 15, v, W, codes));
+        return;
+    }
+    float largest = 0;
+    for (int s = 0; s < 16; s++) largest = v[s] > largest ? v[s] : largest;
+    float inverse = largest > 0 ? 15.0f / largest : 0;
+    for (int s = 0; s < 16; s++) codes[s] = largest > 0 ? (uint8_t)kq_round(inverse * v[s]) : 0;
+    *d = kq_put(largest > 0 ? largest / 15.0f : 0);
+}
+
+void kq_q2_k_header(const float S[16], const float M[16], const float *W, struct kq_q2_k *b) {
+    uint8_t scale[16], minimum[16];
+    quantise_nibbles(S, W, &b->d, scale);
+    quantise_nibbles(M, W, &b->dmin, minimum);
+    for (int s = 0; s < 16; s++) b->scales[s] = (uint8_t)(scale[s] | minimum[s] << 4);
+}
+
+/* Codes for the scales as they were stored; where a stored scale is zero the search's codes stay. */
+static void requantise(const float *restrict x, const struct kq_q2_k *restrict b, uint8_t *restrict codes) {
+    float d = kq_get(b->d), dmin = kq_get(b->dmin);
+    for (int s = 0; s < 16; s++) {
+        float step = d * (float)(b->scales[s] & 15), minimum = dmin * (float)(b->scales[s] >> 4);
+        if (step == 0) continue;
+        for (int i = 16 * s; i < 16 * s + 16; i++) codes[i] = (uint8_t)kq_clamp(kq_round((x[i] + minimum) / step), 0, 3);
+    }
+}
+
+static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q2_k *restrict b) {
+    uint8_t codes[256];
+    float S[16], M[16], W[16], w[16];
+    float sigma2 = importance ? kq_square_sum(256, x) / 256 : 0;
+    for (int s = 0; s < 16; s++) {
+        const float *v = x + 16 * s;
+        if (importance) W[s] = kq_error_weights(16, sigma2, v, importance + 16 * s, w);
+        else for (int i = 0; i < 16; i++) w[i] = fabsf(v[i]);
+        S[s] = kq_fit_minimum(16, importance ? KQ_GRID_WEIGHTED_3 : KQ_GRID_Q2_K, v, w, &M[s], codes + 16 * s);
+    }
+    kq_q2_k_header(S, M, importance ? W : NULL, b);
+    requantise(x, b, codes);
+    for (int j = 0; j < 64; j++) {
+        const uint8_t *c = codes + 128 * (j / 32) + j % 32;
+        b->qs[j] = (uint8_t)(c[0] | c[32] << 2 | c[64] << 4 | c[96] << 6);
+    }
+}
+
+void kq_encode_q2_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
+                    void *restrict blocks) {
+    (void)row_sigma2;
+    struct kq_q2_k *b = blocks;
+    for (size_t i = 0; i < n_blocks; i++) encode_block(x + 256 * i, importance ? importance + 256 * i : NULL, &b[i]);
+}
+
+void kq_decode_q2_k(const void *restrict blocks, size_t n_blocks, float *restrict y) {
+    const struct kq_q2_k *b = blocks;
+    for (size_t n = 0; n < n_blocks; n++, b++, y += 256) {
+        float d = kq_get(b->d), dmin = kq_get(b->dmin);
+        for (int s = 0; s < 16; s++) {
+            float step = d * (float)(b->scales[s] & 15), minimum = dmin * (float)(b->scales[s] >> 4);
+            const uint8_t *qs = b->qs + 32 * (s / 8) + 16 * (s % 2);
+            for (int l = 0; l < 16; l++) y[16 * s + l] = step * (float)(qs[l] >> 2 * (s / 2 % 4) & 3) - minimum;
+        }
+    }
+}

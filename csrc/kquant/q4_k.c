@@ -1,0 +1,61 @@
+/* Q4_K: 256 weights in 144 bytes, 4.5 bits per weight. w = (d * scale) * q - dmin * min
+ *   offset size field   meaning
+ *        0    2 d       binary16, of the scales
+ *        2    2 dmin    binary16, of the minima
+ *        4   12 scales  sub-block s of 32 weights: (scale, min), six bits each, packed as super.h draws
+ *       16  128 qs      byte 32g + l: low nibble weight 64g + l, high nibble weight 64g + 32 + l
+ */
+#include "fit.h"
+#include "format.h"
+#include "number.h"
+#include "super.h"
+
+static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q4_k *restrict b) {
+    uint8_t codes[256];
+    float S[8], M[8], W[8], w[32];
+    float sigma2 = importance ? 2 * kq_square_sum(256, x) / 256 : 0;
+    for (int s = 0; s < 8; s++) {
+        const float *v = x + 32 * s;
+        if (importance) {
+            W[s] = kq_error_weights(32, sigma2, v, importance + 32 * s, w);
+        } else {
+            float average = sqrtf(kq_square_sum(32, v) / 32);
+            for (int i = 0; i < 32; i++) w[i] = average + fabsf(v[i]);
+        }
+        S[s] = kq_fit_minimum(32, importance ? KQ_GRID_WEIGHTED_15 : KQ_GRID_Q4_K, v, w, &M[s], codes + 32 * s);
+    }
+    kq_k4_header(S, M, importance ? W : NULL, &b->d, &b->dmin, b->scales);
+    float d = kq_get(b->d), dmin = kq_get(b->dmin);
+    for (int s = 0; s < 8; s++) {
+        int scale, minimum;
+        kq_k4_get(b->scales, s, &scale, &minimum);
+        float step = d * (float)scale, low = dmin * (float)minimum;
+        if (step == 0) continue; /* the search's codes stay */
+        for (int i = 32 * s; i < 32 * s + 32; i++) codes[i] = (uint8_t)kq_clamp(kq_round((x[i] + low) / step), 0, 15);
+    }
+    for (int j = 0; j < 128; j++) {
+        const uint8_t *c = codes + 64 * (j / 32) + j % 32;
+        b->qs[j] = (uint8_t)(c[0] | c[32] << 4);
+    }
+}
+
+void kq_encode_q4_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
+                    void *restrict blocks) {
+    (void)row_sigma2;
+    struct kq_q4_k *b = blocks;
+    for (size_t i = 0; i < n_blocks; i++) encode_block(x + 256 * i, importance ? importance + 256 * i : NULL, &b[i]);
+}
+
+void kq_decode_q4_k(const void *restrict blocks, size_t n_blocks, float *restrict y) {
+    const struct kq_q4_k *b = blocks;
+    for (size_t n = 0; n < n_blocks; n++, b++, y += 256) {
+        float d = kq_get(b->d), dmin = kq_get(b->dmin);
+        for (int s = 0; s < 8; s++) {
+            int scale, minimum;
+            kq_k4_get(b->scales, s, &scale, &minimum);
+            float step = d * (float)scale, low = dmin * (float)minimum;
+            const uint8_t *qs = b->qs + 32 * (s / 2);
+            for (int l = 0; l < 32; l++) y[32 * s + l] = step * (float)(qs[l] >> 4 * (s % 2) & 15) - low;
+        }
+    }
+}

@@ -1,0 +1,73 @@
+/* Q5_K: 256 weights in 176 bytes, 5.5 bits per weight. w = (d * scale) * q - dmin * min
+ *   offset size field   meaning
+ *        0    2 d       binary16, of the scales
+ *        2    2 dmin    binary16, of the minima
+ *        4   12 scales  as Q4_K
+ *       16   32 qh      byte l, bit k: bit 4 of weight 32k + l
+ *       48  128 qs      low four bits, as Q4_K
+ */
+#include "fit.h"
+#include "format.h"
+#include "number.h"
+#include "super.h"
+
+static void pack(const uint8_t *restrict codes, struct kq_q5_k *restrict b) {
+    for (int l = 0; l < 32; l++) {
+        b->qh[l] = 0;
+        for (int k = 0; k < 8; k++) b->qh[l] |= (uint8_t)(codes[32 * k + l] >> 4 << k);
+    }
+    for (int j = 0; j < 128; j++) {
+        const uint8_t *c = codes + 64 * (j / 32) + j % 32;
+        b->qs[j] = (uint8_t)((c[0] & 15) | c[32] << 4);
+    }
+}
+
+static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q5_k *restrict b) {
+    uint8_t codes[256];
+    float S[8], M[8], W[8], w[32];
+    float sigma2 = importance ? 2 * kq_square_sum(256, x) / 256 : 0;
+    for (int s = 0; s < 8; s++) {
+        const float *v = x + 32 * s;
+        if (importance) {
+            W[s] = kq_error_weights(32, sigma2, v, importance + 32 * s, w);
+        } else {
+            float average = sqrtf(kq_square_sum(32, v) / 32);
+            for (int i = 0; i < 32; i++) w[i] = average + fabsf(v[i]);
+        }
+        S[s] = kq_fit_minimum(32, importance ? KQ_GRID_WEIGHTED_31 : KQ_GRID_Q5_K, v, w, &M[s], codes + 32 * s);
+    }
+    kq_k4_header(S, M, importance ? W : NULL, &b->d, &b->dmin, b->scales);
+    float d = kq_get(b->d), dmin = kq_get(b->dmin);
+    for (int s = 0; s < 8; s++) {
+        int scale, minimum;
+        kq_k4_get(b->scales, s, &scale, &minimum);
+        float step = d * (float)scale, low = dmin * (float)minimum;
+        if (step == 0) continue; /* the search's codes stay */
+        for (int i = 32 * s; i < 32 * s + 32; i++) codes[i] = (uint8_t)kq_clamp(kq_round((x[i] + low) / step), 0, 31);
+    }
+    pack(codes, b);
+}
+
+void kq_encode_q5_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
+                    void *restrict blocks) {
+    (void)row_sigma2;
+    struct kq_q5_k *b = blocks;
+    for (size_t i = 0; i < n_blocks; i++) encode_block(x + 256 * i, importance ? importance + 256 * i : NULL, &b[i]);
+}
+
+void kq_decode_q5_k(const void *restrict blocks, size_t n_blocks, float *restrict y) {
+    const struct kq_q5_k *b = blocks;
+    for (size_t n = 0; n < n_blocks; n++, b++, y += 256) {
+        float d = kq_get(b->d), dmin = kq_get(b->dmin);
+        for (int s = 0; s < 8; s++) {
+            int scale, minimum;
+            kq_k4_get(b->scales, s, &scale, &minimum);
+            float step = d * (float)scale, low = dmin * (float)minimum;
+            const uint8_t *qs = b->qs + 32 * (s / 2);
+            for (int l = 0; l < 32; l++) {
+                int code = (qs[l] >> 4 * (s % 2) & 15) | (b->qh[l] >> s & 1) << 4;
+                y[32 * s + l] = step * (float)code - low;
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+/* Q6_K: 256 weights in 210 bytes, 6.5625 bits per weight. w = (d * scale) * (q - 32)
+ *   offset size field   meaning
+ *        0  128 ql      byte 64h + l (l < 64): low nibble weight 128h + l, high nibble weight 128h + 64 + l
+ *      128   64 qh      byte 32h + l, bits 2p..2p+1: bits 4..5 of weight 128h + 32p + l
+ *      192   16 scales  signed, sub-block s of 16 weights
+ *      208    2 d       binary16, of the scales
+ */
+#include "fit.h"
+#include "format.h"
+#include "number.h"
+#include "super.h"
+
+int kq_q6_k_header(const float S[16], struct kq_q6_k *b) {
+    int largest = kq_largest(16, S);
+    if (largest < 0 || fabsf(S[largest]) < KQ_EPSILON) {
+        memset(b, 0, sizeof *b);
+        return 0;
+    }
+    float inverse = -128.0f / S[largest];
+    b->d = kq_put(1 / inverse);
+    for (int s = 0; s < 16; s++) {
+        int scale = kq_round(inverse * S[s]);
+        b->scales[s] = (int8_t)(scale < 127 ? scale : 127);
+    }
+    return 1;
+}
+
+static void pack(const uint8_t *restrict codes, struct kq_q6_k *restrict b) {
+    for (int j = 0; j < 128; j++) {
+        const uint8_t *c = codes + 128 * (j / 64) + j % 64;
+        b->ql[j] = (uint8_t)((c[0] & 15) | c[64] << 4);
+    }
+    for (int j = 0; j < 64; j++) {
+        const uint8_t *c = codes + 128 * (j / 32) + j % 32;
+        b->qh[j] = (uint8_t)(c[0] >> 4 | c[32] >> 4 << 2 | c[64] >> 4 << 4 | c[96] >> 4 << 6);
+    }
+}
+
+static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q6_k *restrict b) {
+    uint8_t codes[256];
+    float S[16], w[16];
+    for (int s = 0; s < 16; s++) {
+        const float *v = x + 16 * s;
+        for (int i = 0; i < 16; i++) w[i] = importance ? importance[16 * s + i] : v[i] * v[i];
+        S[s] = kq_fit_scale(16, 32, v, w, codes + 16 * s);
+    }
+    if (!kq_q6_k_header(S, b)) return;
+    float d = kq_get(b->d);
+    for (int s = 0; s < 16; s++) {
+        float step = d * (float)b->scales[s];
+        if (step == 0) continue; /* the search's codes stay */
+        for (int i = 16 * s; i < 16 * s + 16; i++) codes[i] = (uint8_t)(kq_clamp(kq_round(x[i] / step), -32, 31) + 32);
+    }
+    pack(codes, b);
+}
+
+void kq_encode_q6_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
+                    void *restrict blocks) {
+    (void)row_sigma2;
+    struct kq_q6_k *b = blocks;
+    for (size_t i = 0; i < n_blocks; i++) encode_block(x + 256 * i, importance ? importance + 256 * i : NULL, &b[i]);
+}
+
+void kq_decode_q6_k(const void *restrict blocks, size_t n_blocks, float *restrict y) {
+    const struct kq_q6_k *b = blocks;
+    for (size_t n = 0; n < n_blocks; n++, b++, y += 256) {
+        float d = kq_get(b->d);
+        for (int i = 0; i < 256; i++) {
+            int h = i / 128, p = i / 32 % 4, l = i % 32;
+            int low = b->ql[64 * h + 32 * (p % 2) + l] >> (p < 2 ? 0 : 4) & 15;
+            int high = b->qh[32 * h + l] >> 2 * p & 3;
+            y[i] = d * (float)b->scales[i / 16] * (float)((low | high << 4) - 32);
+        }
+    }
+}
