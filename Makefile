@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup build test lint native asan demo bench clean
+.PHONY: setup build test lint native asan demo bench references clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,13 @@ asan: setup  ## the native tests under AddressSanitizer and UndefinedBehaviorSan
 
 demo: build
 	$(BIN)/python tools/demo.py
+
+REFERENCE = $(BIN)/python -m dflash_gguf.runtime.oracle --target-hf examples/pair/target \
+	--target-gguf examples/pair/Pair-Target-BF16.gguf --prompts pair
+
+references: build  ## the recorded references of the example pair, from PyTorch
+	$(REFERENCE) --draft examples/pair/draft-v1 --out manifests/references/pair-v1.json
+	$(REFERENCE) --draft examples/pair/draft-v2 --out manifests/references/pair-v2.json
 
 clean:
 	rm -rf build out $(VENV)
