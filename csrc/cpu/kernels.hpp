@@ -76,4 +76,6 @@ extern const Kernels kScalar;
 extern const Kernels kAvx2;    // defined on x86-64 only
 extern const Kernels kAvx512;  // likewise
 
+const Kernels* cpu_kernels(const char* isa);  // names and null as cpu_ops()
+
 }  // namespace dflash

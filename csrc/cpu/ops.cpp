@@ -51,6 +51,14 @@ void share_rows(Context& c, int64_t n, int64_t width, Body&& body) {
     c.pool.run(n, [&](int64_t i, int) { body(i); });
 }
 
+#if defined(__x86_64__)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
 template <const Kernels& kernels>
 struct Cpu {
     static void embed(Context&, const Matrix& table, std::span<const int32_t> ids, float scale, float* out) {
@@ -214,14 +222,39 @@ constexpr Ops make_ops(const char* name) {
             .pair_score = C::pair_score};
 }
 
-constexpr Ops kScalarOps = make_ops<kScalar>("scalar");
+// What this build and this machine have, best first. A vector file is entered only if the machine has everything the
+// compiler was told it may use there (CMakeLists.txt).
+struct Choice {
+    const Kernels* kernels;
+    Ops ops;
+    bool (*available)();
+};
+
+const Choice kChoices[] = {
+#if defined(__x86_64__)
+    {&kAvx512, make_ops<kAvx512>("avx512"), [] { return has_avx2() && has_avx512(); }},
+    {&kAvx2, make_ops<kAvx2>("avx2"), has_avx2},
+#endif
+    {&kScalar, make_ops<kScalar>("scalar"), [] { return true; }},
+};
+
+const Choice* choose(const char* isa) {
+    const std::string_view name = isa;
+    for (const Choice& choice : kChoices)
+        if ((name == "auto" || name == choice.ops.name) && choice.available()) return &choice;
+    return nullptr;
+}
 
 }  // namespace
 
 const Ops* cpu_ops(const char* isa) {
-    const std::string_view name = isa;
-    if (name == "scalar" || name == "auto") return &kScalarOps;
-    return nullptr;
+    const Choice* choice = choose(isa);
+    return choice ? &choice->ops : nullptr;
+}
+
+const Kernels* cpu_kernels(const char* isa) {
+    const Choice* choice = choose(isa);
+    return choice ? choice->kernels : nullptr;
 }
 
 Context* make_context(int threads) { return new Context(std::max(threads, 1)); }

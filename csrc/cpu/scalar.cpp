@@ -128,11 +128,7 @@ void quantise(const float* x, int64_t cols, std::byte* out) {
         const bool zero = !finite || amax < num::kTiny;
         const float d = zero ? 0.0f : amax / num::kCodes;
         for (int i = 0; i < 32; ++i) {
-            float q = 0.0f;
-            if (!zero) {
-                q = (v[i] * (1.0f / d) + num::kRound) - num::kRound;
-                q = std::min(std::max(q, -num::kCodes), num::kCodes);
-            }
+            const float q = zero ? 0.0f : (v[i] * (1.0f / d) + num::kRound) - num::kRound;
             out[32 * b + i] = static_cast<std::byte>(static_cast<int8_t>(q));
         }
         const float stored = finite ? d : kNaN;

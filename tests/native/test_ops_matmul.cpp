@@ -77,7 +77,7 @@ void isas_agree(const std::vector<const Ops*>& isas) {
     const Threads one(1);
     for (const Type type : kTypes)
         for (int kind = 0; kind < kKinds; ++kind)
-            for (const int64_t base : {1, 7, 31, 32, 33, 96, 128, 161, 256, 320}) {
+            for (const int64_t base : {1, 31, 33, 96, 128, 161, 320}) {
                 const int64_t cols = block_len(type) > 1 ? (base + 31) / 32 * 32 : base;
                 const int64_t rows = 1 + random.below(20), n = 1 + random.below(16);
                 const auto bytes = weights(random, type, cols * rows, kind == kHuge && type != Type::F32 ? kNormal : Kind(kind));
@@ -121,7 +121,7 @@ void bad_values_stay_in_their_row(const std::vector<const Ops*>& isas) {
 void rows_are_independent(const Ops& ops) {
     Random random{5};
     for (const Type type : kTypes) {
-        const int64_t cols = 384, rows = 67, most = 37;
+        const int64_t cols = 288, rows = 37, most = 37;
         const auto bytes = weights(random, type, cols * rows);
         const Matrix w{bytes.data(), type, cols, rows};
         const Floats x = floats(random, cols * most);
@@ -133,6 +133,7 @@ void rows_are_independent(const Ops& ops) {
         }
         for (int64_t n = 1; n <= most; n += n < 17 ? 1 : 10)
             for (const Threads* threads : {&one, &two, &three}) {
+                if (threads != &one && n % 4) continue;
                 const Floats y = product(ops, *threads, w, x, n);
                 check(difference(Floats(alone.begin(), alone.begin() + n * rows), y) < 0, "%s %s: a row changes in a batch of %d",
                       ops.name, name_of(type), int(n));
