@@ -1,0 +1,50 @@
+#include "engine/selector.hpp"
+
+#include <cmath>
+
+namespace dflash {
+
+Selector make_selector(const Backend& b, Weights& w, int64_t hidden, int64_t vocab, int64_t rank, int64_t top_k,
+                       int64_t rows) {
+    Selector s;
+    s.gate = take_matrix(b, w, "selector_hidden.weight", hidden, rank);
+    s.predecessor = take_matrix(b, w, "selector_predecessor.weight", rank, vocab);
+    s.successor = take_matrix(b, w, "selector_successor.weight", rank, vocab);
+    s.rank = rank;
+    s.top_k = top_k;
+    s.gates = Buffer<float>(rows * rank);
+    s.ids = Buffer<int32_t>(rows * top_k);
+    s.values = Buffer<float>(rows * top_k);
+    s.candidates = Buffer<float>(top_k * rank);
+    s.before = Buffer<float>(rank);
+    s.scores = Buffer<float>(top_k);
+    return s;
+}
+
+bool select_chain(const Backend& b, Selector& s, const float* hidden, const float* logits, int64_t n, int64_t vocab,
+                  int32_t anchor, int32_t* tokens) {
+    const auto k = static_cast<size_t>(s.top_k);
+    project(b, {s.gate}, hidden, n, {s.gates.data()});
+    b.ops->top_k(b.ctx(), logits, n, vocab, s.top_k, s.ids.data(), s.values.data());
+    int32_t before = anchor;
+    for (int64_t i = 0; i < n; ++i) {
+        const int32_t* ids = s.ids.data() + i * s.top_k;
+        const float* values = s.values.data() + i * s.top_k;
+        for (size_t j = 0; j < k; ++j)
+            if (ids[j] < 0 || ids[j] >= vocab || !std::isfinite(values[j])) return false;
+        b.ops->embed(b.ctx(), s.predecessor, {&before, 1}, 1.0F, s.before.data());
+        b.ops->embed(b.ctx(), s.successor, {ids, k}, 1.0F, s.candidates.data());
+        b.ops->pair_score(b.ctx(), s.before.data(), s.gates.data() + i * s.rank, s.candidates.data(), s.top_k, s.rank,
+                          s.scores.data());
+        size_t best = 0;
+        for (size_t j = 0; j < k; ++j) {
+            s.scores.data()[j] += values[j];
+            if (!std::isfinite(s.scores.data()[j])) return false;
+            if (s.scores.data()[j] > s.scores.data()[best]) best = j;
+        }
+        tokens[i] = before = ids[best];
+    }
+    return true;
+}
+
+}  // namespace dflash

@@ -1,0 +1,48 @@
+// A GGUF file's tensors by name: each is asked for with its shape, used once, and none may be left over.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/backend.hpp"
+#include "engine/buffer.hpp"
+#include "engine/mapping.hpp"
+#include "engine/tensor.hpp"
+
+namespace dflash {
+
+// A row of the tensor table that the reader in Python hands over. Nothing in it is trusted here.
+struct TensorInfo {
+    std::string name;
+    int32_t type = 0;             // ggml id
+    std::vector<int64_t> shape;   // GGUF order, ne0 first
+    uint64_t offset = 0;          // absolute in the file
+    uint64_t nbytes = 0;
+};
+
+struct Weights {
+    Mapping file;
+    std::map<std::string, TensorInfo> tensors;
+    std::set<std::string> used;
+    std::vector<Buffer<float>> converted;  // what was turned into F32 at load
+};
+
+// Maps `path` and checks every entry's type, shape, size and place. Throws Fault Input by tensor name.
+Weights open_weights(const std::string& path, const std::vector<TensorInfo>& table);
+
+bool has(const Weights& w, const std::string& name);
+
+// The matrix `name` of exactly [cols, rows]. A type that the ops do not compute with is turned into F32 here.
+// Throws Fault Input when it is absent, has another shape, or has a type that nothing here decodes.
+Matrix take_matrix(const Backend& b, Weights& w, const std::string& name, int64_t cols, int64_t rows);
+
+// The tensor `name` of exactly this shape as F32 values (norms, conv bases).
+const float* take_floats(const Backend& b, Weights& w, const std::string& name, const std::vector<int64_t>& shape);
+
+// Throws Fault Input naming the tensors that nobody took: a loaded but unused tensor is another model.
+void refuse_unused(const Weights& w);
+
+}  // namespace dflash
