@@ -80,19 +80,26 @@ void make_scratch(Draft& d) {
     d.block.assign(static_cast<size_t>(q), c.mask_token_id);
 }
 
+// Fills the RoPE tables of n rows at positions ring.next, ring.next + 1, ...
+void rotate_from(Draft& d, int64_t n) {
+    std::iota(d.act.positions.begin(), d.act.positions.begin() + n, d.ring.next);
+    rope_table({d.act.positions.data(), static_cast<size_t>(n)}, d.config.rope_dimension_count, d.config.rope_theta,
+               d.rope_factors.empty() ? nullptr : d.rope_factors.data(), d.act.cos.data(), d.act.sin.data());
+}
+
 // Appends at most kMaxRows rows: g once, then K and V of all layers from it.
 void append_piece(const Backend& b, Draft& d, const float* features, int64_t n) {
     const LayerDims& dims = d.config.dims;
     project(b, {d.fc}, features, n, {d.fused.data()});
     b.ops->rms_norm(b.ctx(), d.fused.data(), d.hidden_norm, dims.eps, n, dims.hidden, d.fused.data());
     b.ops->matmul(b.ctx(), d.ctx_weights, d.fused.data(), n, d.ctx_out);
-    rope_rows(d.rope, d.ring.next, n, d.act.cos.data(), d.act.sin.data());
-    for (int64_t r = 0; r < n; ++r) d.act.kv_rows[static_cast<size_t>(r)] = ring_slot(d.ring, d.ring.next + r);
+    rotate_from(d, n);
+    for (size_t r = 0; r < static_cast<size_t>(n); ++r) d.act.kv_rows[r] = ring_slot(d.ring, d.act.positions[r]);
     const std::span<const int64_t> slots(d.act.kv_rows.data(), static_cast<size_t>(n));
     for (int64_t l = 0; l < d.config.num_hidden_layers; ++l) {
         const auto at = static_cast<size_t>(l);
         b.ops->norm_rope(b.ctx(), d.ctx_k[at].data(), d.layers[at].layer.k_norm, dims.eps, n, dims.kv_heads, dims.head_dim,
-                         d.act.cos.data(), d.act.sin.data(), d.rope.n_rot());
+                         d.act.cos.data(), d.act.sin.data(), d.config.rope_dimension_count);
         b.ops->store_kv(b.ctx(), d.ctx_k[at].data(), slots, k_rows(d.kv, l));
         b.ops->store_kv(b.ctx(), d.ctx_v[at].data(), slots, v_rows(d.kv, l));
     }
@@ -126,7 +133,7 @@ void run_layer(const Backend& b, Draft& d, int64_t index) {
     block_visible(l.mask, ring_window(d.ring), d.ring.next, {act.visible.data(), static_cast<size_t>(q)});
     b.ops->rms_norm(b.ctx(), act.h.data(), l.layer.attn_norm, c.dims.eps, q, c.dims.hidden, act.x.data());
     convolve_input(b, d, l.attn_conv);
-    project_qkv(b, l.layer, c.dims, d.rope.n_rot(), q, act);
+    project_qkv(b, l.layer, c.dims, d.config.rope_dimension_count, q, act);
     attend(b, l.layer, c.dims, q, k_rows(d.kv, index), v_rows(d.kv, index), act);
     if (c.attention_value_scale != 1.0F) b.ops->scale(b.ctx(), c.attention_value_scale, values, act.a.data());
     convolve_output(b, d, l.attn_conv);
@@ -147,7 +154,8 @@ Draft make_draft(const Backend& b, const std::string& path, const std::vector<Te
     d.config = config;
     d.weights = open_weights(path, table);
     bind_weights(b, d, token_embd, output, run.window);
-    d.rope = make_rope(config.rope_theta, config.rope_dimension_count, config.rope_factor);
+    if (config.rope_factor != 1.0)
+        d.rope_factors.assign(static_cast<size_t>(config.rope_dimension_count / 2), static_cast<float>(config.rope_factor));
     d.ring = DraftRing{.cap = ring_capacity(config, run, max_context), .block = config.block_size};
     d.kv = make_kv_cache(config.num_hidden_layers, run.kv_type, config.dims.kv_width(), d.ring.cap,
                          kv_total(d.ring.cap, d.ring.block));
@@ -171,7 +179,7 @@ void run_block(const Backend& b, Draft& d, int32_t anchor) {
     const DraftConfig& c = d.config;
     const int64_t q = c.block_size;
     d.block[0] = anchor;
-    rope_rows(d.rope, d.ring.next, q, d.act.cos.data(), d.act.sin.data());
+    rotate_from(d, q);
     std::iota(d.act.kv_rows.begin(), d.act.kv_rows.begin() + q, d.kv.shape.block_row);
     b.ops->embed(b.ctx(), d.token_embd, d.block, c.embedding_scale, d.act.h.data());
     for (int64_t l = 0; l < c.num_hidden_layers; ++l) run_layer(b, d, l);

@@ -35,7 +35,7 @@ struct Draft {
     Matrix token_embd, output;           // its own, or the target's
     std::vector<DraftLayer> layers;
     std::optional<Selector> selector;
-    Rope rope;
+    std::vector<float> rope_factors;     // [n_rot/2] divisors of the frequencies; empty: none
     DraftRing ring;
     KvCache kv;
     // Scratch, made once.

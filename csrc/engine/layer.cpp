@@ -29,6 +29,7 @@ Activations make_activations(const LayerDims& d, int64_t n_rot, int64_t rows) {
     for (auto* buffer : {&act.k, &act.v}) *buffer = Buffer<float>(rows * d.kv_width());
     for (auto* buffer : {&act.gate, &act.up}) *buffer = Buffer<float>(rows * d.ff);
     for (auto* buffer : {&act.cos, &act.sin}) *buffer = Buffer<float>(rows * (n_rot / 2));
+    act.positions.resize(static_cast<size_t>(rows));
     act.visible.resize(static_cast<size_t>(rows));
     act.kv_rows.resize(static_cast<size_t>(rows));
     return act;

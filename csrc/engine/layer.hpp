@@ -33,8 +33,9 @@ struct Activations {
     Buffer<float> k, v;       // [rows, nkv*hd]
     Buffer<float> gate, up;   // [rows, ff]
     Buffer<float> cos, sin;   // [rows, n_rot/2]
+    std::vector<int64_t> positions;   // [rows]
+    std::vector<int64_t> kv_rows;     // [rows] cache rows that k and v go to
     std::vector<Visible> visible;     // [rows]
-    std::vector<int64_t> kv_rows;     // [rows]
 };
 Activations make_activations(const LayerDims& dims, int64_t n_rot, int64_t rows);
 

@@ -35,7 +35,6 @@ Target make_target(const Backend& b, const std::string& path, const std::vector<
     t.config = config;
     t.weights = open_weights(path, table);
     bind_weights(b, t);
-    t.rope = make_rope(config.rope_theta, config.rope_dimension_count, 1.0);
     t.max_context = run.max_context > 0 ? run.max_context : config.context_length;
     t.kv = make_kv_cache(config.num_hidden_layers, run.kv_type, config.dims.kv_width(), t.max_context, t.max_context);
     t.captured = std::move(captured);
@@ -48,17 +47,18 @@ void target_forward(const Backend& b, Target& t, std::span<const int32_t> tokens
     Activations& act = t.act;
     const auto n = static_cast<int64_t>(tokens.size());
     assert(n >= 1 && n <= act.rows && t.length + n <= t.max_context);
-    for (int64_t r = 0; r < n; ++r) {
-        const int64_t p = t.length + r;
-        act.kv_rows[static_cast<size_t>(r)] = p;
-        act.visible[static_cast<size_t>(r)] = Visible{.ctx_begin = 0, .ctx_end = p + 1};
+    for (size_t r = 0; r < tokens.size(); ++r) {
+        const int64_t p = t.length + static_cast<int64_t>(r);
+        act.positions[r] = act.kv_rows[r] = p;
+        act.visible[r] = Visible{.ctx_begin = 0, .ctx_end = p + 1};
     }
-    rope_rows(t.rope, t.length, n, act.cos.data(), act.sin.data());
+    rope_table({act.positions.data(), tokens.size()}, t.config.rope_dimension_count, t.config.rope_theta, nullptr,
+               act.cos.data(), act.sin.data());
     b.ops->embed(b.ctx(), t.token_embd, tokens, 1.0F, act.h.data());
     for (int64_t l = 0; l < t.config.num_hidden_layers; ++l) {
         const Layer& layer = t.layers[static_cast<size_t>(l)];
         b.ops->rms_norm(b.ctx(), act.h.data(), layer.attn_norm, d.eps, n, d.hidden, act.x.data());
-        project_qkv(b, layer, d, t.rope.n_rot(), n, act);
+        project_qkv(b, layer, d, t.config.rope_dimension_count, n, act);
         attend(b, layer, d, n, k_rows(t.kv, l), v_rows(t.kv, l), act);
         b.ops->add(b.ctx(), act.a.data(), n * d.hidden, act.h.data());
         b.ops->rms_norm(b.ctx(), act.h.data(), layer.ffn_norm, d.eps, n, d.hidden, act.x.data());

@@ -15,7 +15,6 @@ struct Target {
     Matrix token_embd, output;           // output is token_embd where the file ties them
     const float* output_norm = nullptr;  // [H]
     std::vector<Layer> layers;
-    Rope rope;
     KvCache kv;             // rows 0 .. length-1 are committed
     int64_t max_context = 0;
     int64_t length = 0;
