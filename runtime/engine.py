@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dflash_gguf import _native
 
-from ..convert.dialects import spec_from_gguf
+from ..convert.gguf_dialects import spec_from_gguf, spelling
 from ..convert.errors import InputError, UsageError
 from ..convert.gguf import GgufFile, read_gguf
 from ..convert.spec import DraftSpec
@@ -168,7 +168,9 @@ class Engine:
         """The draft's block for the anchor `tokens[-1]` behind the context `tokens[:-1]`."""
         if len(tokens) < 2:
             raise UsageError(
-                "a proposal needs context and anchor", found=f"{len(tokens)} tokens", expected="at least 2"
+                "a proposal needs context and anchor",
+                found=f"{len(tokens)} tokens",
+                expected="at least 2",
             )
         self.native.reset()
         self.native.extend(list(tokens[:-1]))
@@ -204,7 +206,13 @@ def target_config(spec: TargetSpec, file: GgufFile) -> _native.TargetConfig:
         )
     config = _native.TargetConfig()
     config.dims = layer_dims(spec)
-    for name in ("num_hidden_layers", "vocab_size", "context_length", "rope_theta", "rope_dimension_count"):
+    for name in (
+        "num_hidden_layers",
+        "vocab_size",
+        "context_length",
+        "rope_theta",
+        "rope_dimension_count",
+    ):
         setattr(config, name, getattr(spec, name))
     return config
 
@@ -241,11 +249,17 @@ def draft_config(spec: DraftSpec, file: GgufFile, causal: str) -> _native.DraftC
 
 def refuse_unsupported(spec: DraftSpec, file: GgufFile) -> None:
     """Raise InputError, by name, for a draft that the runtime would compute wrongly."""
+    dialect = spelling(file)
     scaling = spec.rope_scaling.type if spec.rope_scaling else "linear"
     reasons = {
+        "dialect": (dialect, dialect == "gguf", "canonical names; dflash-convert writes them"),
         "variant": (spec.variant, spec.variant in ("dflash1", "dflash2"), "dflash1 or dflash2"),
         "rope_scaling": (scaling, scaling == "linear", "none or linear"),
-        "draft_vocab_size": (spec.draft_vocab_size, spec.draft_vocab_size == 0, "0: the target's vocabulary"),
+        "draft_vocab_size": (
+            spec.draft_vocab_size,
+            spec.draft_vocab_size == 0,
+            "0: the target's vocabulary",
+        ),
         "sample_from_anchor": (spec.sample_from_anchor, not spec.sample_from_anchor, "False"),
     }
     for field, (found, ok, expected) in reasons.items():
@@ -260,10 +274,17 @@ def refuse_unsupported(spec: DraftSpec, file: GgufFile) -> None:
 
 def run_config(options: EngineOptions) -> _native.RunConfig:
     """The native form of `options`; refuses a word that is not a choice."""
-    choices = {"kv": ("ring", "full"), "kv_type": ("f16", "f32"), "causal": ("file", "none", "all"), "swa": ("per_row", "anchored")}
+    choices = {
+        "kv": ("ring", "full"),
+        "kv_type": ("f16", "f32"),
+        "causal": ("file", "none", "all"),
+        "swa": ("per_row", "anchored"),
+    }
     for name, words in choices.items():
         if getattr(options, name) not in words:
-            raise UsageError(f"{name} is not a choice", found=getattr(options, name), expected=" ".join(words))
+            raise UsageError(
+                f"{name} is not a choice", found=getattr(options, name), expected=" ".join(words)
+            )
     run = _native.RunConfig()
     run.kv_full = options.kv == "full"
     run.kv_type = _native.KvType[options.kv_type]

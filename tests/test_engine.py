@@ -1,0 +1,265 @@
+"""The runtime computes what the models say, and its speculation changes no token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from dflash_gguf import _native
+from dflash_gguf.convert.errors import InputError, UsageError
+from dflash_gguf.convert.gguf import read_gguf
+from dflash_gguf.convert.gguf_dialects import spec_from_gguf
+from dflash_gguf.convert.target import target_from_gguf
+from dflash_gguf.runtime.engine import (
+    Engine,
+    EngineOptions,
+    draft_config,
+    native_file,
+    run_config,
+    target_config,
+)
+
+import plain_model as plain
+from tiny_gguf import V1, V2, DraftShape, Sizes, write_draft, write_target
+
+F32 = EngineOptions(kv_type="f32", threads=1)
+TEXT = [int(t) for t in np.random.default_rng(5).integers(0, 99, 40)]
+SMALL = Sizes(vocab=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    return tmp_path_factory.mktemp("engine")
+
+
+def pair(folder: Path, d: DraftShape, **options: object) -> Engine:
+    """Target and draft of `d` in `folder`, opened with F32 caches and one thread unless `options` say otherwise."""
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    write_target(target, Sizes(vocab=d.sizes.vocab))
+    write_draft(draft, d)
+    return Engine(target, draft, replace(F32, **options))
+
+
+def native_pair(target: Path, draft: Path, tensors: Path) -> _native.Engine:
+    """The native engine with `draft`'s spec and the tensors of another file, past the checks of the readers."""
+    t, d = read_gguf(target), read_gguf(draft)
+    spec = spec_from_gguf(d)
+    return _native.open_pair(
+        *native_file(t), target_config(target_from_gguf(t).spec, t), *native_file(read_gguf(tensors)),
+        draft_config(spec, d, "file"), run_config(F32),
+    )  # fmt: skip
+
+
+def close(expected: np.ndarray, found: np.ndarray) -> bool:
+    """Equal to what float32 allows: 1e-4 of the largest value."""
+    return bool(np.abs(expected - found).max() < 1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_target_logits_are_the_models(tmp_path: Path, tied: bool) -> None:
+    """The Qwen3 forward pass equals the plain one, with an output matrix of its own and without."""
+    weights = write_target(tmp_path / "t.gguf", tied=tied)
+    expected, _ = plain.target_pass(weights, Sizes(), TEXT)
+
+    found = Engine(tmp_path / "t.gguf", options=F32).logits(TEXT)
+
+    assert close(expected, found)
+
+
+@pytest.mark.parametrize("wanted", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_target_computes_with_every_weight_type(tmp_path: Path, wanted: str) -> None:
+    """F16 and BF16 weights give the plain pass over their values; quantised ones stay within the activations' 8 bits."""
+    weights = write_target(tmp_path / "t.gguf", wanted=gguf.GGMLQuantizationType[wanted])
+    expected, _ = plain.target_pass(weights, Sizes(), TEXT)
+
+    found = Engine(tmp_path / "t.gguf", options=F32).logits(TEXT)
+
+    limit = 1e-4 if wanted.endswith("F16") else 0.1
+    assert np.abs(expected - found).max() < limit * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("ids", [(0, 3), (2, 0), (1,), (3, 2, 1, 0)])
+def test_captures_are_the_states_after_their_layers(tmp_path: Path, ids: tuple[int, ...]) -> None:
+    """Feature k is the residual stream after layer ids[k], the last layer included, in the order of the ids."""
+    weights = write_target(tmp_path / "t.gguf")
+    write_draft(tmp_path / "d.gguf", replace(V1, ids=ids))
+    _, states = plain.target_pass(weights, Sizes(), TEXT)
+
+    found = Engine(tmp_path / "t.gguf", tmp_path / "d.gguf", F32).features(TEXT)
+
+    assert close(np.concatenate([states[i] for i in ids], -1), found)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 7, 8, 20])
+def test_micro_batches_change_no_bit(folder: Path, micro_batch: int) -> None:
+    """Logits, captured rows and the proposal of a prompt of 20 are the same however it is cut."""
+    whole = pair(folder, V1, micro_batch=32)
+    cut = pair(folder, V1, micro_batch=micro_batch)
+    prompt = TEXT[:20]
+
+    assert np.array_equal(whole.logits(prompt), cut.logits(prompt))
+    assert np.array_equal(whole.features(prompt), cut.features(prompt))
+    assert np.array_equal(whole.propose(prompt).logits, cut.propose(prompt).logits)
+
+
+@pytest.mark.parametrize("options", [{"threads": 2}, {"isa": "scalar"}], ids=str)
+def test_threads_and_instruction_set_change_no_bit(
+    folder: Path, options: dict[str, object]
+) -> None:
+    """Another thread count and the scalar twin give the bits of the default."""
+    one, other = pair(folder, V2), pair(folder, V2, **options)
+
+    assert np.array_equal(one.logits(TEXT), other.logits(TEXT))
+    assert np.array_equal(one.propose(TEXT).logits, other.propose(TEXT).logits)
+
+
+MASKS = {
+    "sliding-causal": {"sliding": (True, True), "causal": (True, True)},
+    "sliding-two-sided": {"sliding": (True, True), "causal": (False, False)},
+    "full-causal": {"sliding": (False, False), "causal": (True, True)},
+    "mixed": {"sliding": (True, False), "causal": (True, False)},
+    "narrow": {"sliding": (True, True), "causal": (False, False), "window": 2},
+}
+
+
+@pytest.mark.parametrize("context", [1, 3, 5, 6, 7, 20])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("base", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("swa", ["per_row", "anchored"])
+def test_draft_block_is_the_plain_one(
+    folder: Path, base: DraftShape, mask: str, context: int, swa: str
+) -> None:
+    """Block 4, window 6, contexts below, at and beyond it: states, logits and tokens equal explicit masks."""
+    d = replace(base, **MASKS[mask])
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    shared = write_target(target)
+    weights = write_draft(draft, d)
+    engine = Engine(target, draft, replace(F32, swa=swa))
+    text = TEXT[: context + 1]
+    features = engine.features(text)[:context]
+    z = plain.draft_block(
+        weights,
+        d,
+        shared["token_embd.weight"],
+        features,
+        range(context),
+        context,
+        text[-1],
+        swa == "anchored",
+    )
+    logits = plain.draft_logits(z, shared["output.weight"], d)
+
+    found = engine.propose(text)
+
+    assert close(z, found.hidden)
+    assert close(logits, found.logits)
+    assert plain.draft_tokens(weights, d, z, logits, text[-1]) == found.tokens
+
+
+@pytest.mark.parametrize("context", [20])
+def test_the_mask_variants_all_differ(folder: Path, context: int) -> None:
+    """At block 4 < window 6 < context 20 no two masks give the same block: a wrong one cannot hide."""
+    blocks = []
+    for mask in MASKS.values():
+        for swa in ("per_row", "anchored"):
+            blocks.append(
+                pair(folder, replace(V1, **mask), swa=swa).propose(TEXT[: context + 1]).hidden
+            )
+    same = [
+        (a, b) for a in range(len(blocks)) for b in range(a) if np.array_equal(blocks[a], blocks[b])
+    ]
+
+    # A full layer has no window, so there the two window rules are one.
+    assert [(5, 4)] == same
+
+
+def test_causal_override_equals_the_file_that_says_so(folder: Path) -> None:
+    """`causal=all` and `none` give what files with those patterns give."""
+    prompt = TEXT[:20]
+    for word, flag in (("all", True), ("none", False)):
+        expected = pair(folder, replace(V1, causal=(flag, flag))).propose(prompt).logits
+
+        assert np.array_equal(expected, pair(folder, V1, causal=word).propose(prompt).logits)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"embedding_scale": 8.0},
+        {"logit_scale": 0.5},
+        {"final_logit_softcapping": 2.0},
+        {"attention.value_scale": 0.7},
+    ],
+    ids=lambda e: next(iter(e)),
+)
+def test_declared_scales_are_applied(folder: Path, extra: dict[str, float]) -> None:
+    """Embedding scale, output multiplier, soft cap and value scale act where the reference has them, and matter."""
+    d = replace(V2, extra=extra)
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    shared = write_target(target)
+    weights = write_draft(draft, d)
+    engine = Engine(target, draft, F32)
+    features = engine.features(TEXT)[:-1]
+    args = (shared["token_embd.weight"], features, range(len(features)), len(features), TEXT[-1])
+    expected = plain.draft_logits(plain.draft_block(weights, d, *args), shared["output.weight"], d)
+    without = plain.draft_logits(plain.draft_block(weights, V2, *args), shared["output.weight"], V2)
+
+    found = engine.propose(TEXT).logits
+
+    assert close(expected, found)
+    assert not close(without, found)
+
+
+def test_own_embedding_and_head_of_a_draft_are_used(folder: Path) -> None:
+    """A draft with token_embd and output of its own reads those, not the target's."""
+    own = np.random.default_rng(9).standard_normal((2, 100, 64)).astype(np.float32)
+    shared = pair(folder, V1)
+    weights = write_draft(
+        folder / "own.gguf",
+        V1,
+        change=lambda w: w.update({"token_embd.weight": own[0], "output.weight": own[1]}),
+    )
+    native = native_pair(folder / "target.gguf", folder / "draft.gguf", folder / "own.gguf")
+    native.extend(TEXT[:-1])
+    features = shared.features(TEXT)[:-1]
+    z = plain.draft_block(
+        weights, V1, own[0], features, range(len(features)), len(features), TEXT[-1]
+    )
+
+    _, logits, hidden = native.propose(TEXT[-1])
+
+    assert close(z, hidden)
+    assert close(plain.draft_logits(z, own[1], V1), logits)
+
+
+LOOPS = {
+    "v1": V1,
+    "v2": V2,
+    "v1-two-sided": replace(V1, causal=(False, False)),
+}
+
+
+@pytest.mark.parametrize("n_max", [None, 2, 1])
+@pytest.mark.parametrize(
+    "options", [{}, {"ring": 5}, {"kv": "full"}, {"kv_type": "f16", "ring": 4}], ids=str
+)
+@pytest.mark.parametrize("name", LOOPS)
+def test_any_draft_changes_no_token(
+    folder: Path, name: str, options: dict[str, object], n_max: int | None
+) -> None:
+    """Greedy text with a draft is the text without one, token for token, at every block length and ring."""
+    engine = pair(folder, replace(LOOPS[name], sizes=replace(SMALL, layers=2)), **options)
+    for start in range(2):
+        prompt = [t % 12 for t in TEXT[start : start + 9]]
+        expected = engine.generate(prompt, 40, n_max=0)
+
+        found = engine.generate(prompt, 40, n_max=n_max)
+
+        assert expected.tokens == found.tokens
+        assert expected.margins == found.margins
+        assert 40 == 1 + found.steps + sum(a for _, a in found.rounds)
+        assert {d for d, _ in found.rounds} <= set(range(1, (n_max or 3) + 1))
