@@ -138,7 +138,7 @@ void run_extend(Handle& h, const Tokens& tokens) {
 }
 
 // The draft's block behind the committed tokens: (tokens, or none where it is not finite; logits of all rows; states).
-nb::tuple run_propose(Handle& h, int32_t anchor) {
+std::tuple<Tokens, Array<float>, Array<float>> run_propose(Handle& h, int32_t anchor) {
     const DraftConfig& c = h.draft().config;
     Tokens tokens(static_cast<size_t>(c.block_size - 1));
     Buffer<float> logits(c.block_size * c.vocab_size), hidden(c.block_size * c.dims.hidden);
@@ -152,8 +152,8 @@ nb::tuple run_propose(Handle& h, int32_t anchor) {
         return block_tokens(e.backend, d, anchor, c.block_size - 1, tokens.data());
     });
     const auto q = static_cast<size_t>(c.block_size);
-    return nb::make_tuple(good ? tokens : Tokens{}, to_numpy(std::move(logits), {q, static_cast<size_t>(c.vocab_size)}),
-                          to_numpy(std::move(hidden), {q, static_cast<size_t>(c.dims.hidden)}));
+    return {good ? tokens : Tokens{}, to_numpy(std::move(logits), {q, static_cast<size_t>(c.vocab_size)}),
+            to_numpy(std::move(hidden), {q, static_cast<size_t>(c.dims.hidden)})};
 }
 
 // One round by hand: verify tokens[0] (the anchor) and what was drafted behind it, commit the first `keep` rows, and
@@ -179,19 +179,19 @@ Tokens run_verify(Handle& h, const Tokens& tokens, int64_t keep) {
 
 // The draft's context as bytes: (first, next, [K and V of layer 0, 1, ...]), each [positions, row bytes] in
 // position order. For tests: two states are the same exactly when these are.
-nb::tuple context_rows(Handle& h) {
+std::tuple<int64_t, int64_t, std::vector<Array<uint8_t>>> context_rows(Handle& h) {
     Draft& d = const_cast<Draft&>(h.draft());
     const auto count = static_cast<size_t>(d.ring.next - d.ring.first);
     const int64_t bytes = d.kv.shape.width * kv_bytes(d.kv.shape.type);
-    nb::list layers;
+    std::vector<Array<uint8_t>> layers;
     for (int64_t l = 0; l < d.config.num_hidden_layers; ++l)
         for (const KvRows& rows : {k_rows(d.kv, l), v_rows(d.kv, l)}) {
             Buffer<uint8_t> out(static_cast<int64_t>(count) * bytes);
             for (int64_t p = d.ring.first; p < d.ring.next; ++p)
                 std::memcpy(out.row(p - d.ring.first, bytes), rows.data + ring_slot(d.ring, p) * bytes, static_cast<size_t>(bytes));
-            layers.append(to_numpy(std::move(out), {count, static_cast<size_t>(bytes)}));
+            layers.push_back(to_numpy(std::move(out), {count, static_cast<size_t>(bytes)}));
         }
-    return nb::make_tuple(d.ring.first, d.ring.next, layers);
+    return {d.ring.first, d.ring.next, std::move(layers)};
 }
 
 void bind_settings(nb::module_& m) {

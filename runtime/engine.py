@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from dflash_gguf import _native
 from numpy.typing import NDArray
 
-from dflash_gguf import _native
-
-from ..convert.gguf_dialects import spec_from_gguf, spelling
 from ..convert.errors import InputError, UsageError
 from ..convert.gguf import GgufFile, read_gguf
+from ..convert.gguf_dialects import spec_from_gguf, spelling
 from ..convert.spec import DraftSpec
 from ..convert.target import TargetSpec, target_from_gguf
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
 from tiny_gguf import Arrays, DraftShape, Sizes
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import plain_model as plain
 import pytest
 from dflash_gguf import _native
 from dflash_gguf.convert.errors import InputError, UsageError
@@ -22,12 +23,11 @@ from dflash_gguf.runtime.engine import (
     run_config,
     target_config,
 )
-
-import plain_model as plain
 from tiny_gguf import V1, V2, DraftShape, Sizes, write_draft, write_target
 
 F32 = EngineOptions(kv_type="f32", threads=1)
 TEXT = [int(t) for t in np.random.default_rng(5).integers(0, 99, 40)]
+SIZES = Sizes()
 SMALL = Sizes(vocab=12)
 
 
@@ -263,3 +263,205 @@ def test_any_draft_changes_no_token(
         assert expected.margins == found.margins
         assert 40 == 1 + found.steps + sum(a for _, a in found.rounds)
         assert {d for d, _ in found.rounds} <= set(range(1, (n_max or 3) + 1))
+
+
+def text_of(engine: Engine, prompt: list[int], n: int = 30) -> list[int]:
+    """What the target alone says."""
+    return engine.generate(prompt, n, n_max=0).tokens
+
+
+class GuessedRight:
+    """Drives verify by hand along a known text, as a draft that always knows it would."""
+
+    def __init__(self, engine: Engine, prompt: list[int], text: list[int]) -> None:
+        self.native, self.text = engine.native, text
+        self.native.reset()
+        self.native.extend(prompt)
+
+    def round(self, at: int, drafted: list[int], keep: int) -> list[int]:
+        """Verify text[at] and `drafted` behind it, commit `keep` rows; gives what the target chose."""
+        return self.native.verify([self.text[at], *drafted], keep)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_verifying_many_rows_chooses_what_decoding_chooses(folder: Path, rows: int) -> None:
+    """Along the target's own text every verified row chooses the next token of it, accepted wholly or in part."""
+    engine = pair(folder, V1)
+    prompt = TEXT[:7]
+    text = text_of(engine, prompt)
+    guess = GuessedRight(engine, prompt, text)
+    at, keep = 0, 1
+    while at + rows < len(text):
+        chosen = guess.round(at, text[at + 1 : at + rows], keep)
+
+        assert text[at + 1 : at + rows + 1] == chosen
+        at, keep = at + keep, keep % rows + 1
+
+
+def test_an_end_token_inside_a_block_ends_the_text_there(folder: Path) -> None:
+    """For every end token the text stops at its first place in it, with a draft as without."""
+    engine = pair(folder, replace(V2, sizes=replace(SMALL, layers=2)))
+    inside = 0
+    for start in range(8):
+        prompt = [t % 12 for t in TEXT[start : start + 9]]
+        whole = text_of(engine, prompt, 25)
+        for eos in sorted(set(whole)):
+            found = engine.generate(prompt, 25, eos=[eos])
+
+            assert whole[: whole.index(eos) + 1] == found.tokens
+            assert ("eos", len(found.tokens)) == (found.stop, len(found.margins))
+            inside += len(found.tokens) < 1 + found.steps + sum(a for _, a in found.rounds)
+    assert inside > 0, "no end token was an accepted draft: the case did not occur"
+
+
+@pytest.mark.parametrize("max_new", [0, 1, 2, 3, 4, 5])
+def test_a_length_limit_is_met_exactly(folder: Path, max_new: int) -> None:
+    """No round drafts more than can still be emitted, and the text is the longer one's beginning."""
+    engine = pair(folder, V1)
+    expected = text_of(engine, TEXT[:5], 8)[:max_new]
+
+    found = engine.generate(TEXT[:5], max_new)
+
+    assert (expected, "length") == (found.tokens, found.stop)
+    assert all(d <= max_new - 2 for d, _ in found.rounds)
+
+
+@pytest.mark.parametrize("n_max", [0, None])
+def test_the_context_limit_ends_the_text(folder: Path, n_max: int | None) -> None:
+    """Prompt and text together fill the context and no more; a prompt that fills it alone is refused."""
+    engine = pair(folder, V1, max_context=20)
+    found = engine.generate(TEXT[:13], 100, n_max=n_max)
+
+    assert (7, "context") == (len(found.tokens), found.stop)
+    with pytest.raises(UsageError, match="no room"):
+        engine.generate(TEXT[:20], 1)
+
+
+def test_a_draft_that_is_not_finite_costs_speed_only(folder: Path) -> None:
+    """NaN and overflow in a draft: the text is the target's, every proposal is dropped and counted."""
+    expected = text_of(pair(folder, V1), TEXT[:9], 20)
+    for base in (V1, V2):
+        for bad in (np.nan, 3e38):
+
+            def poison(weights: dict[str, np.ndarray], bad: float = bad) -> None:
+                weights["blk.1.ffn_down.weight"][:] = bad
+
+            target, draft = folder / "target.gguf", folder / "poisoned.gguf"
+            write_draft(draft, base, change=poison)
+            engine = Engine(target, draft, F32)
+
+            found = engine.generate(TEXT[:9], 20)
+
+            assert (expected, []) == (found.tokens, found.rounds)
+            assert found.steps - 1 == found.bad_drafts
+            assert [] == engine.propose(TEXT).tokens
+
+
+def test_a_target_that_is_not_finite_is_refused(folder: Path) -> None:
+    """A broken target has no text to be faithful to."""
+
+    def poison(weights: dict[str, np.ndarray]) -> None:
+        weights["output_norm.weight"][:] = np.nan
+
+    write_target(folder / "bad.gguf", change=poison)
+
+    with pytest.raises(InputError, match="not finite"):
+        Engine(folder / "bad.gguf", options=F32).generate(TEXT[:4], 3)
+
+
+def test_requests_leave_nothing_behind(folder: Path) -> None:
+    """Two prompts in one engine, longer and shorter, give what fresh engines give."""
+    used = pair(folder, V2, ring=5)
+    prompts = [TEXT[:30], TEXT[5:9], TEXT[10:40], TEXT[:30]]
+    for prompt in prompts:
+        expected = pair(folder, V2, ring=5).generate(prompt, 25)
+        found = used.generate(prompt, 25)
+
+        assert (expected.tokens, expected.rounds) == (found.tokens, found.rounds)
+
+
+def test_draft_kv_bytes_are_the_formula(folder: Path) -> None:
+    """2 x layers x round_up(cap + q + 1, 32) x row bytes: 80.6 MiB at cap 4096 with 5 layers of 1024 in F16."""
+    assert 80.625 == 2 * 5 * _native.kv_total(4096, 8) * 1024 * 2 / 2**20
+
+    for options, cap, size in (
+        ({"ring": 40, "kv_type": "f16"}, 40, 2),
+        ({"ring": 0}, 2048, 4),
+        ({"kv": "full"}, 256, 4),
+    ):
+        engine = pair(folder, V1, **options)
+        rows = (cap + 4 + 1 + 31) // 32 * 32
+
+        assert 2 * 2 * rows * 32 * size == engine.draft_kv_bytes
+        assert (cap, rows) == (engine.describe()["ring"], engine.describe()["kv_total"])
+
+
+def refused(folder: Path, target: Sizes = SIZES, **kw: object) -> InputError:
+    """The error of opening a pair whose weights `edit_target` or `edit_draft` changed."""
+    nothing = lambda weights: None  # noqa: E731
+    write_target(folder / "rt.gguf", target, change=kw.get("edit_target", nothing))  # type: ignore[arg-type]
+    write_draft(folder / "rd.gguf", change=kw.get("edit_draft", nothing))  # type: ignore[arg-type]
+    with pytest.raises(InputError) as caught:
+        Engine(folder / "rt.gguf", folder / "rd.gguf", F32)
+    return caught.value
+
+
+def test_a_pair_that_does_not_fit_is_refused(folder: Path) -> None:
+    """Other vocabulary, other hidden size, a captured layer the target lacks: named, with both numbers."""
+    error = refused(folder, Sizes(vocab=90))
+    assert ("100", True) == (error.found, "90" in error.expected)
+
+    error = refused(folder, Sizes(hidden=32))
+    assert ("64", True) == (error.found, "32" in error.expected)
+
+    error = refused(folder, Sizes(layers=2))
+    assert ("2", "0 to 1") == (error.found, error.expected)
+
+
+def test_tensors_the_pass_would_not_use_are_refused_by_name(folder: Path) -> None:
+    """Biases and strangers in the target, a missing tensor, another shape: each is an error that names it."""
+    bias = refused(
+        folder, edit_target=lambda w: w.update({"blk.0.attn_q.bias": np.zeros(64, np.float32)})
+    )
+    assert "biases" in bias.what
+    assert "blk.0.attn_q.bias" in bias.found
+
+    stray = refused(
+        folder, edit_target=lambda w: w.update({"rope_freqs.weight": np.ones(8, np.float32)})
+    )
+    assert "rope_freqs.weight" in stray.found
+
+    missing = refused(folder, edit_target=lambda w: w.pop("blk.3.ffn_up.weight"))
+    assert "blk.3.ffn_up.weight" in missing.where
+
+    shape = refused(
+        folder, edit_target=lambda w: w.update({"blk.1.ffn_norm.weight": np.ones(32, np.float32)})
+    )
+    assert ("[32]", "[64]") == (shape.found, shape.expected)
+
+
+def test_a_tensor_outside_the_file_is_refused(folder: Path) -> None:
+    """Whatever the table says, the mapping is checked again: past the end, and so far that a sum would wrap."""
+    write_target(folder / "t.gguf")
+    file = read_gguf(folder / "t.gguf")
+    path, table = native_file(file)
+    config = target_config(target_from_gguf(file).spec, file)
+    for offset in (file.size - 4, 2**64 - 16):
+        broken = [
+            (n, t, s, offset, size) if n == "output.weight" else (n, t, s, o, size)
+            for n, t, s, o, size in table
+        ]
+
+        with pytest.raises(InputError, match="outside the file"):
+            _native.open_engine(path, broken, config, run_config(F32))
+
+
+def test_settings_that_cannot_be_meant_are_usage_errors(folder: Path) -> None:
+    """A ring below a block, no threads, an unknown word, a token outside the vocabulary, an empty prompt."""
+    for options in ({"ring": 3}, {"threads": 0}, {"kv": "half"}, {"micro_batch": 0}):
+        with pytest.raises(UsageError):
+            pair(folder, V1, **options)
+    engine = pair(folder, V1)
+    for prompt in ([], [100], [-1]):
+        with pytest.raises(UsageError):
+            engine.generate(prompt, 3)
