@@ -97,7 +97,7 @@ def run_plan(
         digests = transfer(plan.tensors, writer, progress)
         writer.finish()
         manifest = build_manifest(plan, draft, target, output.name, digests, options)
-        manifest_file.write((json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
+        manifest_file.write((json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode(), 0)
     return Outcome(output, sidecar, layout.size, plan, digests)
 
 

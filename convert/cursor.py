@@ -76,10 +76,12 @@ class Cursor:
 
 def read_value(c: Cursor, key: str) -> Field:
     """One typed metadata value."""
+    start = c.position
     kind = c.integer(kinds.U32, f"type of {key}")
-    if kind == kinds.ARRAY:
-        return read_array(c, key)
-    return Field(kind, read_scalar(c, kind, key))
+    if kind != kinds.ARRAY:
+        return Field(kind, read_scalar(c, kind, key))
+    item, value = read_array(c, key)
+    return Field(kind, value, item, c.buffer[start : c.position])
 
 
 def read_scalar(c: Cursor, kind: int, key: str) -> Value:
@@ -104,23 +106,23 @@ def read_bools(c: Cursor, count: int, key: str) -> list[bool]:
     return [bool(b) for b in raw]
 
 
-def read_array(c: Cursor, key: str) -> Field:
-    """One array; arrays of arrays are refused, as ggml's reader does."""
+def read_array(c: Cursor, key: str) -> tuple[int, Value]:
+    """Item type and items of one array; arrays of arrays are refused, as ggml's reader does."""
     item = c.integer(kinds.U32, f"item type of {key}")
     count = c.integer(kinds.U64, f"length of {key}")
     if item == kinds.ARRAY:
         raise c.fault(f"{key} is an array of arrays", "nested array", "a flat array")
     if item == kinds.STRING:
-        return Field(kinds.ARRAY, read_strings(c, count, key), item)
+        return item, read_strings(c, count, key)
     if item == kinds.BOOL:
-        return Field(kinds.ARRAY, read_bools(c, count, key), item)
+        return item, read_bools(c, count, key)
     dtype = kinds.DTYPES.get(item)
     if dtype is None:
         raise c.fault(f"unknown item type of {key}", item, "0 to 12")
     c.need(count * dtype.itemsize, f"value of {key}")
     values = np.frombuffer(c.buffer, dtype, count, c.position).copy()
     c.position += values.nbytes
-    return Field(kinds.ARRAY, values, item)
+    return item, values
 
 
 def read_strings(c: Cursor, count: int, key: str) -> list[str]:

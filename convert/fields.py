@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -63,6 +63,8 @@ class Field:
     value: Value
     item: int = 0
     """Type of the items where `type` is ARRAY."""
+    raw: bytes = field(default=b"", repr=False, compare=False)
+    """The value as a file spelled it, for copying half a million strings; empty where it was made here."""
 
     def type_name(self) -> str:
         """`u32`, `array of string`, ..."""
@@ -123,6 +125,8 @@ def encode_items(kind: int, value: Value) -> bytes:
 
 def encode(field: Field) -> bytes:
     """The type number and bytes of a value, as they follow the key in the file."""
+    if field.raw:
+        return field.raw
     head = struct.pack("<I", field.type)
     if field.type == STRING:
         return head + encode_text(field.value)

@@ -76,38 +76,35 @@ def aligned(count: int) -> int:
 
 
 class GgufWriter:
-    """Streams the data of a layout into an open output, tensor after tensor.
+    """Streams the data of a layout into an open output.
 
-    `write` takes the next bytes of the current tensor; a tensor that is short, long or out of order is our mistake
-    and raises ValueError before anything takes its final name.
+    `write` takes the next bytes of a tensor. Tensors may come in any order and from several threads, one thread a
+    tensor. A tensor that gets too much or too little is our mistake and raises ValueError before anything takes its
+    final name.
     """
 
     def __init__(self, file: OutputFile, layout: GgufLayout) -> None:
         self.file = file
         self.layout = layout
-        self.order = list(layout.infos.values())
-        self.current = 0
-        self.done = 0
+        self.done = dict.fromkeys(layout.infos, 0)
         file.reserve(layout.size)
-        file.write(layout.header)
+        file.write(layout.header, 0)
 
     def write(self, name: str, data: Buffer) -> None:
         """The next bytes of tensor `name`."""
-        info = self.order[self.current] if self.current < len(self.order) else None
-        count = memoryview(data).nbytes
-        if info is None or name != info.name or count > info.nbytes - self.done:
-            want = f"{info.name}, {info.nbytes - self.done} bytes" if info else "nothing"
-            raise ValueError(f"writer got {count} bytes for {name}, its plan wants {want}")
-        self.file.write(data)
-        self.done += count
-        if self.done == info.nbytes:
-            self.file.write(bytes(aligned(info.nbytes) - info.nbytes))
-            self.current, self.done = self.current + 1, 0
+        info, done, count = self.layout.infos[name], self.done[name], memoryview(data).nbytes
+        if done + count > info.nbytes:
+            raise ValueError(
+                f"writer got {done + count} bytes for {name}, its plan wants {info.nbytes}"
+            )
+        self.file.write(data, info.offset + done)
+        self.done[name] = done + count
 
     def finish(self) -> None:
         """Check that the file is whole."""
-        if self.current != len(self.order):
-            raise ValueError(f"writer stopped at {self.order[self.current].name}")
+        short = [name for name, info in self.layout.infos.items() if self.done[name] != info.nbytes]
+        if short:
+            raise ValueError(f"writer got too few bytes for {short[0]}")
         self.file.check(self.layout.size, self.layout.header)
 
 

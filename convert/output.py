@@ -23,13 +23,12 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class OutputFile:
-    """One open sibling; `write` appends."""
+    """One open sibling."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.temporary = path.with_name(f".{path.name}.partial")
         self.fd = self._open()
-        self.written = 0
 
     def _open(self) -> int:
         """The sibling, locked and empty."""
@@ -51,23 +50,27 @@ class OutputFile:
             os.close(fd)  # another run renamed or removed it between open and lock: try again
 
     def reserve(self, size: int) -> None:
-        """Refuse early when the disk cannot take `size` bytes."""
+        """Give the file its final size, all zero; refuse early when the disk cannot take it."""
         room = os.fstatvfs(self.fd)
         free = room.f_bavail * room.f_frsize
         if size > free:
             raise EnvironmentFault(
                 "no space left for the output", found=f"{free} bytes free", where=self.path, expected=f"{size} bytes"
             )  # fmt: skip
+        try:
+            os.ftruncate(self.fd, size)
+        except OSError as error:
+            raise self.fault(error) from error
 
-    def write(self, data: Buffer) -> None:
-        """Append all of `data`."""
+    def write(self, data: Buffer, offset: int) -> None:
+        """All of `data` at `offset`; several threads may write different places."""
         view = memoryview(data).cast("B")
         while view:
             try:
-                count = os.write(self.fd, view)
+                count = os.pwrite(self.fd, view, offset)
             except OSError as error:
                 raise self.fault(error) from error
-            self.written += count
+            offset += count
             view = view[count:]
 
     def check(self, size: int, head: bytes) -> None:
@@ -89,7 +92,7 @@ class OutputFile:
         """The system's refusal, with the file and how far it came."""
         return EnvironmentFault(
             f"cannot write the output: {os.strerror(error.errno or errno.EIO)}",
-            found=f"errno {error.errno} after {self.written} bytes",
+            found=f"errno {error.errno}",
             where=self.path,
             expected="room and permission to write",
             fix="nothing was changed; free space or choose another place, then run again",

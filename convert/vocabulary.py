@@ -14,7 +14,7 @@ from typing import Any
 
 from . import fields as kinds
 from .errors import InputError, one_line
-from .fields import Field, boolean, i32s, text, texts, u32
+from .fields import Field, boolean, encode, i32s, text, texts, u32
 from .strict_json import MAX_TOKENIZER, Section, read_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -45,21 +45,15 @@ SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pa
 def tokenizer_hash(fields: Mapping[str, Field]) -> str:
     """sha256 over model, pre-tokenizer, tokens and merges: equal text-to-id maps, equal hashes; empty without tokens.
 
-    Token types are left out: converters disagree about them without changing a single id.
+    Hashed are the GGUF bytes of the four values. Token types are left out: converters disagree about them without
+    changing a single id.
     """
     if "tokenizer.ggml.tokens" not in fields:
         return ""
     digest = hashlib.sha256()
-    for key in ("model", "pre"):
-        digest.update(
-            str(
-                fields[f"tokenizer.ggml.{key}"].value if f"tokenizer.ggml.{key}" in fields else ""
-            ).encode()
-        )
-        digest.update(b"\0")
-    for key in ("tokens", "merges"):
-        items = fields[f"tokenizer.ggml.{key}"].value if f"tokenizer.ggml.{key}" in fields else []
-        digest.update(f"{len(items)}\0".encode() + "\0".join(items).encode() + b"\0")
+    for name in ("model", "pre", "tokens", "merges"):
+        field = fields.get(f"tokenizer.ggml.{name}")
+        digest.update(encode(field) if field else b"\0")
     return digest.hexdigest()
 
 
