@@ -19,7 +19,11 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 """ggml id to the array type that holds its bytes; BF16 as its bits."""
 
-EXPONENT = {F32: np.uint32(0x7F800000), F16: np.uint16(0x7C00), BF16: np.uint16(0x7F80)}
+EXPONENT: dict[int, Any] = {
+    F32: np.uint32(0x7F800000),
+    F16: np.uint16(0x7C00),
+    BF16: np.uint16(0x7F80),
+}
 """The exponent's bits; all of them set means infinity or not a number."""
 
 BLOCK = 1 << 17
