@@ -1,0 +1,1 @@
+"""The parts of tools/train_pair.py: corpus, tokenizer, models, training, evaluation, export."""

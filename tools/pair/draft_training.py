@@ -1,0 +1,118 @@
+"""Trains the drafts: texts that the target wrote itself, the states it had, many blocks a sequence.
+
+The label of a row is the token at its own position. Loss weights fall along the block, because a late
+row counts only when all earlier rows were right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from . import corpus
+from .draft import SHAPES, TAPS, Draft, DraftShape
+from .learn import Optimiser, fit, round_weights, start_values
+from .target import Cache, Geometry, Target
+
+LENGTH, TOGETHER = 448, 96
+BATCH, ANCHORS, DECAY = 8, 64, 4.0
+PROMPTS = (32, 64, 128, 224)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids (n, LENGTH) and BF16 states (n, LENGTH, len(TAPS), hidden) of the target's texts."""
+
+    ids: Tensor
+    states: Tensor
+
+
+def openings(tokenizer: Tokenizer, seed: int, length: int, count: int) -> Tensor:
+    """The first `length` tokens of `count` training documents, the domains in turn."""
+    rows, stream = [], corpus.mixed(seed)
+    while len(rows) < count:
+        ids = tokenizer.encode(next(stream)[1]).ids
+        if len(ids) >= length:
+            rows.append(ids[:length])
+    return torch.tensor(rows)
+
+
+@torch.no_grad()
+def write_texts(target: Target, tokenizer: Tokenizer, seed: int, count: int) -> Texts:
+    """`count` texts (a multiple of TOGETHER): corpus openings that the target goes on with, greedily."""
+    ids, states = [], torch.empty(count, LENGTH, len(TAPS), target.g.hidden_size, dtype=torch.bfloat16)
+    for n in range(0, count, TOGETHER):
+        length = PROMPTS[n // TOGETHER % len(PROMPTS)]
+        row = openings(tokenizer, seed + 1 + n, length, TOGETHER)
+        written, cache = [row], Cache(target.g, TOGETHER, LENGTH)
+        while cache.length < LENGTH:
+            first = cache.length
+            logits, seen = target(written[-1], cache, TAPS)
+            states[n : n + TOGETHER, first : cache.length] = seen
+            written.append(logits[:, -1:].argmax(-1))
+        ids.append(torch.cat(written[:-1], dim=1))
+        print(f"texts {n + TOGETHER} of {count}", flush=True)
+    return Texts(torch.cat(ids), states)
+
+
+def start(draft: Draft, seed: int) -> None:
+    """Wide start values, convolutions that begin as identities, codebooks wide enough to move."""
+    start_values(draft, seed, spread=0.06)
+    with torch.no_grad():
+        for name, value in draft.named_parameters():
+            if name.endswith("base_kernel"):
+                value.zero_()[:, 0] = 1.0
+            elif name.endswith("kernel_projection.weight"):
+                value *= 0.25
+            elif name.endswith("codebook"):
+                value *= 5.0
+
+
+def block_losses(draft: Draft, target: Target, z: Tensor, labels: Tensor) -> Tensor:
+    """Losses (batch, blocks, block_size - 1) of rows z against labels (batch, blocks, block_size)."""
+    truth = labels[..., 1:]
+    logits = target.lm_head(z[..., 1:, :]).float()
+    loss = F.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none")
+    if draft.shape.variant == "dflash2":
+        candidates = logits.detach().topk(draft.shape.selector_top_k).indices
+        missing = (candidates != truth[..., None]).all(-1)
+        candidates[..., -1] = torch.where(missing, truth, candidates[..., -1])
+        pair = draft.candidate_selector(z[..., 1:, :], labels[..., :-1], candidates)
+        score = logits.gather(-1, candidates) + pair.float()
+        right = (candidates == truth[..., None]).int().argmax(-1)
+        loss = loss + F.cross_entropy(score.flatten(0, 2), right.flatten(), reduction="none")
+    return loss.view(truth.shape)
+
+
+def train_draft(name: str, target: Target, texts: Texts, seed: int, steps: int, out: Path) -> Draft:
+    """The draft SHAPES[name], trained against a frozen target for `steps` steps, rounded to BF16."""
+    shape: DraftShape = SHAPES[name]
+    draft, rng = Draft(Geometry(), shape), Random(f"{seed}/{name}")
+    start(draft, seed + len(name))
+    taps = [TAPS.index(i) for i in shape.target_layer_ids]
+    weights = torch.exp(-torch.arange(shape.block_size - 1) / DECAY)
+    order: list[int] = []
+
+    def loss_at(step: int) -> tuple[Tensor, str]:
+        if len(order) < BATCH:
+            order.extend(rng.sample(range(len(texts.ids)), len(texts.ids)))
+        rows = torch.tensor([order.pop() for _ in range(BATCH)])
+        free = range(16, LENGTH - shape.block_size)
+        anchors = torch.tensor([sorted(rng.sample(free, ANCHORS)) for _ in range(BATCH)])
+        reach = anchors[..., None] + torch.arange(shape.block_size)
+        labels = texts.ids[rows][:, None].expand(-1, ANCHORS, -1).gather(-1, reach)
+        with torch.autocast("cpu", torch.bfloat16):
+            states = texts.states[rows][:, :, taps].flatten(2)
+            z = draft(target, states, anchors, labels[..., 0])
+            losses = block_losses(draft, target, z, labels)
+        return (losses * weights).mean() / weights.mean(), ""
+
+    fit(name, draft, Optimiser(draft, 4e-3, 3e-3), loss_at, steps, out)
+    round_weights(draft)
+    return draft
