@@ -1,0 +1,276 @@
+"""Doing a plan: read, check, quantise, measure, hash, write; row chunk by row chunk, on any number of threads.
+
+Workers take chunks of whole rows; the calling thread takes their results in file order, hashes and writes. At most
+`threads + 2` chunks are in flight, so memory is bounded whatever the file's size; bytes and measures do not depend on
+the number of threads, because a row's result depends on nothing but the row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _native
+from ..convert.errors import InputError
+from ..convert.floats import from_float32, to_float32
+from ..convert.ggml import FLOATS, TYPES, type_name
+from ..convert.gguf_writer import GgufWriter
+from ..convert.transfer import Sources
+from .metrics import ErrorSums
+from .qtypes import BY_ID
+from .quantization import QuantPlan, QuantTensor
+
+CHUNK_BYTES = 1 << 20
+"""Source bytes of a chunk: small enough that the passes over it stay in a core's cache."""
+
+Bytes = npt.NDArray[np.uint8]
+Importance = Mapping[str, npt.NDArray[np.float32]]
+"""Tensor name to (matrices, row length) float32: one vector for each matrix of a stack."""
+Progress = Callable[[int], object]
+"""Called with the number of source bytes done since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one tensor."""
+
+    tensor: QuantTensor
+    source_sha256: str
+    sha256: str
+    errors: ErrorSums | None
+    """None where the bytes were copied."""
+    weighted: bool
+    """Importance took part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one tensor: the unit of work."""
+
+    tensor: QuantTensor
+    row: int
+    rows: int
+    importance: npt.NDArray[np.float32] | None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a source row."""
+        kind = TYPES[self.tensor.span.type]
+        return self.tensor.decision.shape[0] // kind.block * kind.size
+
+    @property
+    def last(self) -> bool:
+        """Whether the tensor ends here."""
+        return self.row + self.rows == prod(self.tensor.decision.shape[1:])
+
+
+@dataclass(slots=True)
+class Done:
+    """A piece's bytes before and after."""
+
+    source: Bytes
+    output: Bytes
+    errors: ErrorSums | None
+
+
+@dataclass(slots=True)
+class Running:
+    """The hashes and sums of the tensor being written."""
+
+    tensor: QuantTensor
+    source: Any = field(default_factory=hashlib.sha256)
+    output: Any = field(default_factory=hashlib.sha256)
+    errors: ErrorSums | None = None
+
+    def add(self, done: Done) -> None:
+        """Take the next piece, in order."""
+        self.source.update(done.source)
+        if not self.tensor.copies:
+            self.output.update(done.output)
+        if done.errors is not None:
+            self.errors = done.errors + (self.errors or ErrorSums())
+
+    def result(self, *, weighted: bool) -> Result:
+        """The finished tensor."""
+        came = self.source.hexdigest()
+        wrote = came if self.tensor.copies else self.output.hexdigest()
+        return Result(self.tensor, came, wrote, self.errors, weighted)
+
+
+def pieces(tensor: QuantTensor, importance: npt.NDArray[np.float32] | None) -> Iterator[Piece]:
+    """The tensor in chunks of whole rows; with importance no chunk crosses from one matrix into the next."""
+    shape = tensor.decision.shape
+    whole = Piece(tensor, 0, prod(shape[1:]), None)
+    step = max(1, CHUNK_BYTES // whole.row_bytes)
+    matrix_rows = whole.rows if importance is None else shape[1]
+    for start in range(0, whole.rows, matrix_rows):
+        weights = None if importance is None else importance[start // matrix_rows]
+        if weights is not None and not weights.any():
+            weights = None  # only zeros say nothing, and would make everything zero
+        for row in range(start, start + matrix_rows, step):
+            yield Piece(tensor, row, min(step, start + matrix_rows - row), weights)
+
+
+class Pool:
+    """Source buffers that are used again, each grown to what it has to hold."""
+
+    def __init__(self, count: int) -> None:
+        self.free: SimpleQueue[Bytes] = SimpleQueue()
+        for _ in range(count):
+            self.free.put(np.empty(CHUNK_BYTES, np.uint8))
+
+    def take(self, nbytes: int) -> Bytes:
+        """A buffer of `nbytes`; the caller waits where none is free."""
+        buffer = self.free.get()
+        if buffer.size < nbytes:
+            buffer = np.empty(nbytes, np.uint8)
+        return buffer[:nbytes]
+
+    def give(self, view: Bytes) -> None:
+        """Take a buffer back."""
+        assert view.base is not None
+        self.free.put(view.base)
+
+
+def quantize_tensors(
+    plan: QuantPlan,
+    emit: Callable[[str, memoryview], object],
+    *,
+    threads: int,
+    importance: Importance | None = None,
+    progress: Progress = lambda _: None,
+) -> list[Result]:
+    """Quantise every tensor of the plan and hand its bytes, in order, to `emit(name, bytes)`.
+
+    Raises InputError for a weight that is not finite or does not fit its type (tensor, row and column named), or a
+    source file that changed.
+    """
+    importance = importance or {}
+    results: list[Result] = []
+    with ExitStack() as stack:
+        sources = Sources(stack)
+        for tensor in plan.tensors:  # opened here, so that workers only read
+            sources.read(tensor.span, 0, memoryview(bytearray()))
+        pool = Pool(threads + 2)
+        workers = stack.enter_context(ThreadPoolExecutor(threads))
+        stack.callback(partial(workers.shutdown, wait=True, cancel_futures=True))
+        waiting: deque[tuple[Piece, Future[Done]]] = deque()
+        running: Running | None = None
+
+        def settle() -> None:
+            nonlocal running
+            piece, future = waiting.popleft()
+            done = future.result()
+            if running is None or running.tensor is not piece.tensor:
+                running = Running(piece.tensor)
+            running.add(done)
+            emit(piece.tensor.name, done.output.data)
+            progress(done.source.size)
+            if piece.last:
+                results.append(running.result(weighted=piece.importance is not None))
+            pool.give(done.source)
+
+        for tensor in plan.tensors:
+            for piece in pieces(tensor, importance_of(tensor, importance)):
+                while len(waiting) >= threads + 2:
+                    settle()
+                buffer = pool.take(piece.rows * piece.row_bytes)
+                waiting.append((piece, workers.submit(work, piece, buffer, sources)))
+        while waiting:
+            settle()
+    return results
+
+
+def importance_of(tensor: QuantTensor, importance: Importance) -> npt.NDArray[np.float32] | None:
+    """The importance that takes part in quantising the tensor, if any does."""
+    kind = BY_ID.get(tensor.decision.type)
+    if tensor.copies or kind is None or not kind.searches:
+        return None
+    return importance.get(tensor.name)
+
+
+def work(piece: Piece, buffer: Bytes, sources: Sources) -> Done:
+    """Read, check, quantise and measure one piece; runs on a worker."""
+    span = piece.tensor.span
+    sources.read(span, piece.row * piece.row_bytes, buffer.data)
+    refuse_bad_weights(piece, buffer, span.type)
+    if piece.tensor.copies:
+        return Done(buffer, buffer, None)
+    if span.type in FLOATS:
+        output, errors = encode(piece, buffer, span.type)
+        return Done(buffer, output, errors)
+    cols = piece.tensor.decision.shape[0]
+    wide = np.empty(piece.rows * cols, np.float32)
+    _native.kq_dequantize(span.type, buffer, piece.rows, cols, wide)
+    output, errors = encode(piece, wide.view(np.uint8), BY_ID[0].id)
+    return Done(buffer, output, errors)
+
+
+def encode(piece: Piece, raw: Bytes, source: int) -> tuple[Bytes, ErrorSums]:
+    """The piece's float bytes `raw` in its new type, and what that cost."""
+    cols, kind = piece.tensor.decision.shape[0], BY_ID[piece.tensor.decision.type]
+    if kind.is_float:
+        return narrow(piece, raw, source)
+    blocks = np.empty(piece.rows * kind.row_bytes(cols), np.uint8)
+    _native.kq_quantize(kind.id, source, raw, piece.rows, cols, piece.importance, blocks, 0)
+    refuse_bad_blocks(piece, blocks, kind.id, "a scale does not fit binary16")
+    return blocks, ErrorSums(*_native.kq_measure(kind.id, source, raw, blocks, piece.rows, cols))
+
+
+def narrow(piece: Piece, raw: Bytes, source: int) -> tuple[Bytes, ErrorSums]:
+    """The piece in another float type. Raises InputError where a weight does not fit it."""
+    kind = piece.tensor.decision.type
+    x = to_float32(raw.data, source)
+    output = np.frombuffer(from_float32(x, kind), np.uint8)
+    refuse_bad_weights(piece, output, kind)
+    y = to_float32(output.data, kind).astype(np.float64)
+    e = x - y
+    wide = x.astype(np.float64)
+    return output, ErrorSums(float(wide @ wide), float(y @ y), float(wide @ y), float(e @ e))
+
+
+def refuse_bad_weights(piece: Piece, raw: Bytes, kind: int) -> None:
+    """Raise InputError for the first NaN or infinity of `raw`, or the first broken block of a quantised tensor."""
+    if kind not in FLOATS:
+        refuse_bad_blocks(piece, raw, kind, "a block is damaged")
+        return
+    at = _native.kq_find_nonfinite(kind, raw)
+    if at * BY_ID[kind].block_bytes < raw.size:
+        row, col = divmod(at, piece.tensor.decision.shape[0])
+        span = piece.tensor.span
+        narrowed = kind != span.type
+        raise InputError(
+            f"a weight does not fit {type_name(kind)}" if narrowed else "a weight is not finite",
+            found="too large" if narrowed else "NaN or infinity", where=f"{span.file}: {span.name}[{piece.row + row}, {col}]",
+            expected="finite weights", fix="give the tensor a type with --tensor-type" if narrowed else "the source is damaged; get it again",
+        )  # fmt: skip
+
+
+def refuse_bad_blocks(piece: Piece, blocks: Bytes, kind: int, what: str) -> None:
+    """Raise InputError for the first block whose scale is NaN or infinite."""
+    if kind not in BY_ID:
+        return
+    at = _native.kq_find_bad_block(kind, blocks)
+    if at * BY_ID[kind].block_bytes < blocks.size:
+        row, col = divmod(at * BY_ID[kind].block_weights, piece.tensor.decision.shape[0])
+        span = piece.tensor.span
+        raise InputError(
+            what, found="NaN or infinity", where=f"{span.file}: {span.name}[{piece.row + row}, {col}]",
+            expected="finite scales",
+        )  # fmt: skip
+
+
+def write_tensors(plan: QuantPlan, writer: GgufWriter, **options: Any) -> list[Result]:
+    """`quantize_tensors` into an open GGUF."""
+    return quantize_tensors(plan, writer.write, **options)
