@@ -57,16 +57,21 @@ def canonical_fields(
     *,
     weights: int,
     type_id: int,
+    confidence: bool = False,
     revision: str = "",
 ) -> dict[str, Field]:
     """All metadata of the file, in its order.
 
-    `weights` is the number of weights, `type_id` the type that most of them have, `revision` the commit of a hub
-    repository.
+    `weights` is the number of weights, `type_id` the type that most of them have, `confidence` whether a DSpark draft has
+    its confidence head, `revision` the commit of a hub repository.
     """
     general = general_fields(spec, target, weights, type_id, revision)
     fields = (
-        general | geometry(spec, target) | behaviour(spec) | target_fields(target) | dict(tokenizer)
+        general
+        | geometry(spec, target)
+        | behaviour(spec, confidence)
+        | target_fields(target)
+        | dict(tokenizer)
     )
     if tokenizer:
         fields["tokenizer.ggml.mask_token_id"] = u32(spec.mask_token_id)
@@ -138,7 +143,7 @@ def geometry(spec: DraftSpec, target: TargetFacts) -> dict[str, Field]:
     return fields
 
 
-def behaviour(spec: DraftSpec) -> dict[str, Field]:
+def behaviour(spec: DraftSpec, confidence: bool) -> dict[str, Field]:
     """What decides how the draft drafts."""
     fields = {
         "dflash.block_size": u32(spec.block_size),
@@ -169,6 +174,7 @@ def behaviour(spec: DraftSpec) -> dict[str, Field]:
             fields[f"dflash.{key}"] = f32(value)
     if spec.variant == "dspark":
         fields["dflash.sample_from_anchor"] = boolean(spec.sample_from_anchor)
+        fields["dflash.has_confidence_head"] = boolean(confidence)
     return fields
 
 

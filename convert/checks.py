@@ -138,6 +138,9 @@ RULES: tuple[Rule, ...] = (
          lambda s: not s.selector or (0 < s.selector.top_k <= s.vocab_size
                                       and s.selector.top_k * (s.selector.top_k + 1) <= s.hidden_size),
          lambda s: f"top_k * (top_k + 1) <= hidden_size = {s.hidden_size} (llama.cpp packs its table in one row)"),
+    Rule("markov_rank", "Markov rank and variant contradict each other",
+         lambda s: 0 <= s.markov_rank < 2**20 and (s.markov_rank > 0) == (s.variant == "dspark"),
+         lambda s: "1 to 2^20 - 1" if s.variant == "dspark" else f"0 in {s.variant}"),
     Rule("draft_vocab_size", "reduced vocabulary is larger than the full one",
          lambda s: 0 <= s.draft_vocab_size <= s.vocab_size, lambda s: f"0 to {s.vocab_size}"),
 )

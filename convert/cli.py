@@ -19,6 +19,7 @@ from .inspection import inspect, render_inspection
 from .output import check_output
 from .plan import OUTTYPES, ConvertPlan
 from .signals import interruptible
+from .spelling import DIALECTS
 from .target import read_target
 
 
@@ -80,6 +81,13 @@ def given_fields(values: dict[str, Any]) -> dict[str, Any]:
     "--target", type=click.Path(path_type=Path), help="The target: a GGUF or a Hugging Face folder."
 )
 @click.option(
+    "--dialect",
+    type=click.Choice(list(DIALECTS)),
+    default="canonical",
+    show_default=True,
+    help="Whose GGUF to write; llama.cpp loads the canonical one.",
+)
+@click.option(
     "--outtype",
     type=click.Choice(list(OUTTYPES)),
     default="source",
@@ -116,7 +124,7 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
             )
         draft = read_draft(source, given_fields(given), given["config"])
         goal = read_target(target, given["pre_tokenizer"]) if target else None
-        plan = plan_conversion(draft, goal, given["outtype"])
+        plan = plan_conversion(draft, goal, given["outtype"], given["dialect"])
         if given["dry_run"]:
             click.echo(show_json("plan", plan.to_json()) if given["as_json"] else show_plan(plan))
             return

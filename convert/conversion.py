@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .canonical import canonical_fields
+import numpy as np
+
+from .canonical import TargetFacts, canonical_fields
 from .draft import Draft, facts_of_target, mismatches
 from .errors import UsageError
 from .ggml import type_name
 from .gguf_writer import GgufWriter
 from .output import OutputSet
 from .plan import ConvertPlan, main_type, plan_tensors, weight_count
+from .spec import DraftSpec
+from .spelling import DIALECTS, spell_fields
 from .target import Target
 from .transfer import Digest, Progress, check_fit, transfer
 
@@ -35,9 +40,13 @@ class Outcome:
 
 
 def plan_conversion(
-    draft: Draft, target: Target | None, outtype: str, revision: str = ""
+    draft: Draft,
+    target: Target | None,
+    outtype: str = "source",
+    dialect: str = "canonical",
+    revision: str = "",
 ) -> ConvertPlan:
-    """The plan of the canonical GGUF of `draft`.
+    """The plan of the GGUF of `draft` in a dialect.
 
     Raises InputError where the target does not fit, UsageError where there is no tokenizer to put in.
     """
@@ -47,24 +56,31 @@ def plan_conversion(
             raise faults[0]
     facts = facts_of_target(target) if target else draft.facts
     tokenizer = target.tokenizer_fields if target else draft.tokenizer
-    if "tokenizer.ggml.tokens" not in tokenizer:
+    column = DIALECTS[dialect]
+    if "tokenizer.ggml.tokens" not in tokenizer and column != "lucebox":
         raise UsageError(
-            "the draft has no tokenizer, and llama.cpp loads none without", where=draft.path,
+            "the draft has no tokenizer, and no runtime of this dialect loads it without", where=draft.path,
             expected="--target TARGET", fix="name the target's GGUF or its Hugging Face folder with --target",
         )  # fmt: skip
-    spec = replace(
-        draft.spec, num_target_layers=draft.spec.num_target_layers or facts.num_hidden_layers
-    )
-    tensors = plan_tensors(draft.matches, draft.spans, outtype)
+    spec = completed(draft.spec, facts)
+    tensors = plan_tensors(draft.matches, draft.spans, outtype, column, draft.dialect)
     fields = canonical_fields(
+        spec, facts, tokenizer, weights=weight_count(tensors), type_id=main_type(tensors),
+        confidence=any(m.rule.gguf == "conf_proj.weight" for m in draft.matches), revision=revision,
+    )  # fmt: skip
+    return ConvertPlan(spec, spell_fields(fields, column, spec, facts.architecture), tensors)
+
+
+def completed(spec: DraftSpec, facts: TargetFacts) -> DraftSpec:
+    """The spec with what only the target knows: its depth, and Gemma's factor on embeddings that are borrowed from it."""
+    scale = spec.embedding_scale
+    if scale == 1.0 and facts.architecture.startswith("gemma"):
+        scale = float(str(np.float32(math.sqrt(spec.target_hidden_size))))
+    return replace(
         spec,
-        facts,
-        tokenizer,
-        weights=weight_count(tensors),
-        type_id=main_type(tensors),
-        revision=revision,
+        num_target_layers=spec.num_target_layers or facts.num_hidden_layers,
+        embedding_scale=scale,
     )
-    return ConvertPlan(spec, fields, tensors)
 
 
 def manifest_path(output: Path) -> Path:

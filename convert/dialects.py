@@ -13,13 +13,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import InputError
-from .gguf_dialects import OPTIONS, causality, spec_from_gguf
+from .gguf_dialects import OPTIONS, captured_width, causality, spec_from_gguf, variant_of
+from .names import lookup, plain
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
 from .strict_json import Section
 
 __all__ = ["config_fields", "spec_from_config", "spec_from_gguf"]
 
 ARCHITECTURE = re.compile(r"DFlash|DSpark|Domino|MuseGlimmerAssistant")
+
+BACKBONE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters.rope_theta", "rope_theta", "hidden_act",
+    "layer_types", "sliding_window", "use_sliding_window",
+)  # fmt: skip
+"""Keys that the speculators format keeps below `transformer_layer_config`."""
 
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hidden_size": ("integer", ("hidden_size",)),
@@ -41,6 +49,12 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "use_sliding_window": ("flag", ("dflash_config.use_swa", "use_sliding_window")),
     "layer_types": ("texts", ("layer_types",)),
     "is_causal": ("flag", ("is_causal", "dflash_config.causal")),
+    "non_causal": ("flag", ("sliding_window_non_causal",)),
+    "sample_from_anchor": ("flag", ("sample_from_anchor", "dflash_config.sample_from_anchor")),
+    "target_hidden_size": ("integer", ("target_hidden_size",)),
+    "draft_vocab_size": ("integer", ("draft_vocab_size",)),
+    "markov_head_type": ("text", ("markov_head_type", "dflash_config.markov_head_type")),
+    "confidence": ("flag", ("enable_confidence_head", "use_confidence_head", "dflash_config.use_confidence_head")),
     "hidden_act": ("text", ("hidden_act",)),
     "conv.kernel_size": ("integer", ("dflash_config.conv_kernel_size", "conv_kernel_size")),
     "conv.group_size": ("integer", ("dflash_config.conv_group_size", "conv_group_size")),
@@ -59,6 +73,11 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention_value_scale": ("number", ("dflash_config.attention_value_scale", "attention_value_scale")),
 }  # fmt: skip
 """Field to the reader and the places in config.json that hold it, the reference's favourite first."""
+
+PLACES = {
+    field: (kind, places + tuple(f"transformer_layer_config.{p}" for p in places if p in BACKBONE))
+    for field, (kind, places) in PLACES.items()
+}
 
 NEUTRAL = (
     "hidden_act",
@@ -118,28 +137,34 @@ def spec_from_config(
     check_architecture(config)
     given = given or {}
     values = config_fields(config, given)[0] | dict(given)
-    if "target_layer_ids" in given:
-        values["shifted_layer_ids"] = None
-    ids = captured_layers(values, config)
+    bare = {plain(name): shape for name, shape in shapes.items()}
+    fc = bare.get("fc.weight") or bare.get("encoder.fc.weight") or ()
+    ids = captured_layers(values, fc, config)
     sliding, window = windows(values, config)
-    word = (
-        values.get("causality")
-        or {None: "sliding", True: "all", False: "none"}[values["is_causal"]]
+    variant = variant_of(bare)
+    check_claims(values, bare, config)
+    markov = next(
+        (bare[name] for name in lookup("hf") if "markov_w1" in name and name in bare), (0, 0)
     )
-    check_biases(config, shapes)
+    anchor = values["sample_from_anchor"]
     return DraftSpec(
-        variant=variant(shapes),
+        variant=variant,
         **{name: need(values, name, config) for name in REQUIRED},
         rope_dimension_count=values.get("rope_dimension_count") or need(values, "head_dim", config),
         target_layer_ids=ids,
-        target_hidden_size=captured_width(shapes, ids, config),
+        target_hidden_size=captured_width(fc, ids, f"{config.where}: fc.weight"),
         sliding_window=window,
         sliding_layers=sliding,
-        causal_layers=causality(word, sliding),
+        causal_layers=causality(causal_word(values, variant, config), sliding),
         conv=part(values, "conv", Conv, config),
         selector=part(values, "selector", Selector, config),
         rope_scaling=scaling(values, config),
         num_target_layers=values["num_target_layers"] or 0,
+        sample_from_anchor=variant == "dspark"
+        if anchor is None
+        else anchor and variant == "dspark",
+        draft_vocab_size=reduced_vocabulary(values, bare, config),
+        markov_rank=markov[-1],
         **{name: values[name] for name in NEUTRAL if values[name] is not None},
     )
 
@@ -172,25 +197,61 @@ def check_architecture(config: Section) -> None:
         )  # fmt: skip
 
 
-def check_biases(config: Section, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """A flag that implies tensors is checked against the tensors."""
-    if config.flag("attention_bias") and not any(name.endswith("_proj.bias") for name in shapes):
+def check_claims(values: Mapping[str, Any], shapes: Mapping[str, Any], config: Section) -> None:
+    """Flags that imply tensors are checked against the tensors; a head of another kind is refused."""
+    claims = (
+        ("attention biases", config.flag("attention_bias"), "q_proj.bias"),
+        ("a confidence head", values["confidence"], "confidence"),
+    )
+    for what, claimed, mark in claims:
+        if claimed and not any(mark in name for name in shapes):
+            raise InputError(
+                f"config announces {what} that the tensors lack", found="true", where=config.where, expected=f"tensors named *{mark}*",
+                fix="download the checkpoint again",
+            )  # fmt: skip
+    if values["markov_head_type"] not in (None, "vanilla"):
         raise InputError(
-            "config announces attention biases that are not there", found="attention_bias = true", where=config.where,
-            expected="tensors layers.N.self_attn.*_proj.bias",
+            "Markov head is of a kind that no GGUF can carry", found=values["markov_head_type"],
+            where=f"{config.where}: markov_head_type", expected="vanilla",
         )  # fmt: skip
 
 
-def variant(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The variant, by the tensors that only one of them has."""
-    return (
-        "dflash2" if any(name.partition("candidate_selector.")[1] for name in shapes) else "dflash1"
-    )
+def causal_word(values: Mapping[str, Any], variant: str, config: Section) -> str:
+    """`none`, `all` or `sliding`: the flag, else the speculators' flag, else the reference's rule for silence."""
+    if values.get("causality"):
+        return str(values["causality"])
+    if values["is_causal"] is not None:
+        return "all" if values["is_causal"] else "none"
+    two_sided = values["non_causal"]
+    if two_sided is None and variant == "dflash2" and "speculators_model_type" in config:
+        two_sided = True  # the format's own default for this kind
+    return "none" if two_sided else "sliding"
 
 
-def captured_layers(values: Mapping[str, Any], config: Section) -> tuple[int, ...]:
-    """The captured layers; ids that count from one are shifted, and must agree with the others."""
+def reduced_vocabulary(
+    values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: Section
+) -> int:
+    """Rows of a reduced head, 0 for the full vocabulary; the config and `d2t` must agree."""
+    rows, said = shapes.get("d2t", (0,))[0], values["draft_vocab_size"]
+    if said not in (None, rows) and not (rows == 0 and said == values["vocab_size"]):
+        raise InputError(
+            "reduced vocabulary contradicts d2t", found=f"draft_vocab_size = {said}, d2t has {rows} rows", where=config.where,
+            expected="equal numbers",
+        )  # fmt: skip
+    return rows
+
+
+def captured_layers(
+    values: Mapping[str, Any], fc: tuple[int, ...], config: Section
+) -> tuple[int, ...]:
+    """The captured layers; ids that count from one are shifted, and must agree with the others.
+
+    speculators may list one layer more, the target's last, which fc has no input for.
+    """
     raw, shifted = values["target_layer_ids"], values["shifted_layer_ids"]
+    width = values["target_hidden_size"] or values["hidden_size"]
+    if shifted and len(fc) == 2 and width and (len(shifted) - 1) * width == fc[1]:
+        shifted = shifted[:-1]
     if raw is None:
         return (
             from_upstream_layers(shifted)
@@ -203,20 +264,6 @@ def captured_layers(values: Mapping[str, Any], config: Section) -> tuple[int, ..
             expected="the second is the first plus 1", fix="pass --target-layer-ids",
         )  # fmt: skip
     return tuple(raw)
-
-
-def captured_width(
-    shapes: Mapping[str, tuple[int, ...]], ids: tuple[int, ...], config: Section
-) -> int:
-    """The target's hidden size, from fc's input."""
-    names = ("fc.weight", "model.fc.weight", "encoder.fc.weight")
-    fc = next((shapes[n] for n in names if n in shapes), ())
-    if len(fc) != 2 or not ids or fc[1] % len(ids):
-        raise InputError(
-            "fc does not fit the captured layers", found=f"fc {list(fc)}, {len(ids)} target_layer_ids", where=config.where,
-            expected="[hidden_size, layers * target hidden size]",
-        )  # fmt: skip
-    return fc[1] // len(ids)
 
 
 def windows(values: Mapping[str, Any], config: Section) -> tuple[tuple[bool, ...], int]:

@@ -6,7 +6,7 @@ Whatever the source, what comes out is the spec, the matched tensors and where t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from .names import Match, match
 from .plan import Span, source_type
 from .safetensors import SourceTensor
 from .spec import DraftSpec
+from .spelling import spellings
 from .target import Target
 from .vocabulary import tokenizer_fields, tokenizer_hash
 
@@ -101,15 +102,19 @@ def draft_from_gguf(file: GgufFile, given: Mapping[str, Any]) -> Draft:
 
 def facts_of(file: GgufFile) -> TargetFacts:
     """What a canonical GGUF records of its target, empty where it does not."""
-    ask = file.ask
+    ask, arch = file.ask, file.architecture
+
+    def first(rest: str, read: Callable[[str], Any]) -> Any:
+        return next((v for key in spellings(f"target.{rest}", arch) if (v := read(key))), None)
+
     return TargetFacts(
-        architecture=ask.text("dflash.target.architecture") or "",
-        num_hidden_layers=ask.integer("dflash.target.block_count") or 0,
-        hidden_size=ask.integer("dflash.target.embedding_length") or 0,
-        vocab_size=ask.integer("dflash.target.vocab_size") or 0,
-        tokenizer_hash=ask.text("dflash.target.tokenizer_hash") or tokenizer_hash(file.fields),
+        architecture=first("architecture", ask.text) or "",
+        num_hidden_layers=first("block_count", ask.integer) or 0,
+        hidden_size=first("embedding_length", ask.integer) or 0,
+        vocab_size=first("vocab_size", ask.integer) or 0,
+        tokenizer_hash=first("tokenizer_hash", ask.text) or tokenizer_hash(file.fields),
         name=ask.text("general.base_model.0.name") or "",
-        multi_section_rope=f"{file.architecture}.rope.dimension_sections" in file.fields,
+        multi_section_rope=f"{arch}.rope.dimension_sections" in file.fields,
     )
 
 

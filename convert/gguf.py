@@ -16,6 +16,7 @@ from . import fields as kinds
 from .cursor import MAX_HEADER, Cursor, read_value
 from .errors import InputError, one_line
 from .fields import Field, Questions, Value
+from .files import open_regular
 from .ggml import tensor_bytes
 
 MAGIC = b"GGUF"
@@ -177,7 +178,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     Raises InputError for anything that is not a sound GGUF of version 2 or 3, OSError where the file cannot be read.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         c = Cursor(path, file.read(min(size, MAX_HEADER)), size)
     c.need(24, "first 24 bytes")

@@ -1,85 +1,66 @@
 """From the metadata of a GGUF, in any dialect, to DraftSpec. Pure.
 
-One table lists, for each field, every key that a dialect uses for it (`models.md` sections 7 and 8). A file that has
-two of them must say the same in both; a field that changes results and is nowhere is refused with the option that
-supplies it.
+`spelling` knows the keys. A file that has two of them for one field must say the same in both; a field that changes
+results and is nowhere is refused with the option that supplies it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from .errors import InputError
 from .fields import Questions
 from .gguf import GgufFile
-from .names import generic, lookup, match
+from .names import GGUF_DIALECTS, generic, lookup, match
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
+from .spelling import READERS, spellings
 
-DIALECTS: dict[str, str] = {
-    "dflash": "gguf",
-    "dspark": "gguf",
-    "qwen35-dflash-draft": "lucebox",
-    "gemma4-dflash-draft": "lucebox",
-    "dflash-draft": "ik",
+KEYS: dict[str, tuple[str, str]] = {
+    "hidden_size": ("integer", "embedding_length"),
+    "intermediate_size": ("integer", "feed_forward_length"),
+    "num_hidden_layers": ("integer", "block_count"),
+    "num_attention_heads": ("integer", "attention.head_count"),
+    "num_key_value_heads": ("integer", "attention.head_count_kv"),
+    "head_dim": ("integer", "attention.key_length"),
+    "vocab_size": ("integer", "vocab_size"),
+    "context_length": ("integer", "context_length"),
+    "rms_norm_eps": ("number", "attention.layer_norm_rms_epsilon"),
+    "rope_theta": ("number", "rope.freq_base"),
+    "rope_dimension_count": ("integer", "rope.dimension_count"),
+    "block_size": ("integer", "block_size"),
+    "mask_token_id": ("integer", "mask_token_id"),
+    "target_layer_ids": ("integers", "target_layer_ids"),
+    "target_layers": ("integers", "target_layers"),
+    "sliding_window": ("integer", "attention.sliding_window"),
+    "sliding_layers": ("flags", "attention.sliding_window_pattern"),
+    "causal": ("flag", "attention.causal"),
+    "causal_layers": ("flags", "attention.causal_pattern"),
+    "hidden_act": ("text", "hidden_activation"),
+    "conv.kernel_size": ("integer", "conv_kernel_size"),
+    "conv.group_size": ("integer", "conv_group_size"),
+    "selector.rank": ("integer", "selector_rank"),
+    "selector.top_k": ("integer", "selector_top_k"),
+    "rope_scaling.type": ("text", "rope.scaling.type"),
+    "rope_scaling.factor": ("number", "rope.scaling.factor"),
+    "rope_scaling.original_context_length": ("integer", "rope.scaling.original_context_length"),
+    "num_target_layers": ("integer", "target.block_count"),
+    "embedding_scale": ("number", "embedding_scale"),
+    "logit_scale": ("number", "logit_scale"),
+    "final_logit_softcapping": ("number", "final_logit_softcapping"),
+    "attention_value_scale": ("number", "attention.value_scale"),
+    "sample_from_anchor": ("flag", "sample_from_anchor"),
+    "variant": ("text", "variant"),
 }
-"""Architecture name to the spelling of its tensors; `dflash-draft` is used by two worlds, see `spelling`."""
+"""Field to the reader and the canonical key behind `dflash.`."""
 
+ALSO = {"mask_token_id": ("tokenizer.ggml.mask_token_id",)}
+"""Keys outside the architecture that hold a field."""
 
-class Key(NamedTuple):
-    """Where a field may stand, `{a}` being the architecture, and how it is read."""
-
-    read: str
-    """Method of Questions."""
-    keys: tuple[str, ...]
-
-
-KEYS: dict[str, Key] = {
-    "hidden_size": Key("integer", ("{a}.embedding_length",)),
-    "intermediate_size": Key("integer", ("{a}.feed_forward_length",)),
-    "num_hidden_layers": Key("integer", ("{a}.block_count",)),
-    "num_attention_heads": Key("integer", ("{a}.attention.head_count",)),
-    "num_key_value_heads": Key("integer", ("{a}.attention.head_count_kv",)),
-    "head_dim": Key("integer", ("{a}.attention.key_length", "{a}.attention.value_length")),
-    "vocab_size": Key("integer", ("{a}.vocab_size",)),
-    "context_length": Key("integer", ("{a}.context_length",)),
-    "rms_norm_eps": Key("number", ("{a}.attention.layer_norm_rms_epsilon",)),
-    "rope_theta": Key("number", ("{a}.rope.freq_base",)),
-    "rope_dimension_count": Key("integer", ("{a}.rope.dimension_count",)),
-    "block_size": Key("integer", ("{a}.block_size", "{a}.dflash.block_size")),
-    "mask_token_id": Key(
-        "integer", ("{a}.mask_token_id", "{a}.dflash.mask_token_id", "tokenizer.ggml.mask_token_id")
-    ),
-    "target_layer_ids": Key("integers", ("{a}.target_layer_ids", "{a}.dflash.target_layer_ids")),
-    "target_layers": Key("integers", ("{a}.target_layers",)),
-    "sliding_window": Key("integer", ("{a}.attention.sliding_window",)),
-    "sliding_layers": Key("flags", ("{a}.attention.sliding_window_pattern",)),
-    "causal": Key("flag", ("{a}.attention.causal",)),
-    "causal_layers": Key("flags", ("{a}.attention.causal_pattern",)),
-    "hidden_act": Key("text", ("{a}.hidden_activation",)),
-    "conv.kernel_size": Key(
-        "integer", ("{a}.conv_kernel_size", "{a}.dflash.dflash2.conv_kernel_size")
-    ),
-    "conv.group_size": Key(
-        "integer", ("{a}.conv_group_size", "{a}.dflash.dflash2.conv_group_size")
-    ),
-    "selector.rank": Key("integer", ("{a}.selector_rank", "{a}.dflash.dflash2.selector_rank")),
-    "selector.top_k": Key("integer", ("{a}.selector_top_k", "{a}.dflash.dflash2.selector_top_k")),
-    "rope_scaling.type": Key("text", ("{a}.rope.scaling.type",)),
-    "rope_scaling.factor": Key("number", ("{a}.rope.scaling.factor",)),
-    "rope_scaling.original_context_length": Key(
-        "integer", ("{a}.rope.scaling.original_context_length",)
-    ),
-    "num_target_layers": Key(
-        "integer", ("{a}.target.block_count", "{a}.dflash.target.block_count")
-    ),
-    "embedding_scale": Key("number", ("{a}.embedding_scale",)),
-    "logit_scale": Key("number", ("{a}.logit_scale",)),
-    "final_logit_softcapping": Key("number", ("{a}.final_logit_softcapping",)),
-    "attention_value_scale": Key("number", ("{a}.attention.value_scale",)),
-    "sample_from_anchor": Key("flag", ("{a}.sample_from_anchor",)),
-    "variant": Key("text", ("{a}.variant",)),
-}
+NEUTRAL = (
+    "hidden_act", "num_target_layers", "embedding_scale", "logit_scale", "final_logit_softcapping", "attention_value_scale",
+)  # fmt: skip
+"""Fields that DraftSpec has a neutral value for, which is what their absence means."""
 
 OPTIONS = {
     "mask_token_id": "--mask-token-id",
@@ -87,8 +68,16 @@ OPTIONS = {
     "block_size": "--block-size",
     "rope_theta": "--rope-theta",
     "sliding_window": "--sliding-window",
+    "sliding_layers": "--sliding-layers",
 }
 """The options of dflash-convert that supply what a file lacks."""
+
+VARIANT_MARKS = {
+    "dflash2": ("selector",),
+    "dspark": ("markov",),
+    "domino": ("domino", "prefix_gru"),
+}
+"""Variant to what the names of its own tensors contain."""
 
 
 def spec_from_gguf(file: GgufFile, given: Mapping[str, Any] | None = None) -> DraftSpec:
@@ -108,65 +97,48 @@ def torch_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
 
 
 def spelling(file: GgufFile) -> str:
-    """Which column of the tensor table the file is written in, by its architecture and its tensor names.
+    """Which column of the tensor table the file is spelled in: by its tensors, and by its architecture on a tie.
 
     Raises InputError where the architecture is not a draft's.
     """
-    column = DIALECTS.get(file.architecture)
+    column = READERS.get(file.architecture)
     if column is None:
         raise InputError(
             "not a DFlash draft", found=f"architecture {file.architecture}", where=f"{file.path}: general.architecture",
-            expected=" ".join(DIALECTS),
+            expected=" ".join(READERS),
         )  # fmt: skip
-    known = {
-        c: sum(generic(name)[0] in lookup(c) for name in file.tensors)
-        for c in ("gguf", "lucebox", "ik")
-    }
-    best = max(known.values())
-    return column if known[column] == best else max(known, key=lambda c: known[c])
+    known = {c: sum(generic(name)[0] in lookup(c) for name in file.tensors) for c in GGUF_DIALECTS}
+    return max(GGUF_DIALECTS, key=lambda c: (known[c], c == column))
+
+
+def variant_of(names: Mapping[str, Any]) -> str:
+    """The variant, by the tensors that only one of them has."""
+    for variant, marks in VARIANT_MARKS.items():
+        if any(mark in name for name in names for mark in marks):
+            return variant
+    return "dflash1"
 
 
 def read_spec(file: GgufFile, given: Mapping[str, Any]) -> DraftSpec:
     """The fields of the file, before its tensors are looked at."""
-    arch = file.architecture
-    spelling(file)
-    found = {
-        name: given[name] if name in given else read_key(file.ask, arch, key)
-        for name, key in KEYS.items()
-    }
-    layers = found["num_hidden_layers"] or 0
+    column = spelling(file)
+    found = {name: given[name] if name in given else read_key(file, name) for name in KEYS}
     if "target_layer_ids" in given:
         found["target_layers"] = None
-    ids = layer_ids(found, file)
-    shapes = torch_shapes(file)
-
-    def first(*names: str) -> tuple[int, ...]:
-        return next((shapes[n] for n in names if n in shapes), ())
-
-    fc = first("fc.weight", "dflash.fc.weight", "dflash_fc.weight")
-    codebook = first(
-        "selector_successor.weight", "dflash.selector.succ_cb", "selector.succ_codebook"
-    )
-    vocab = found["vocab_size"] or (codebook or (len(file.kv.get("tokenizer.ggml.tokens", ())),))[0]
-    sliding = sliding_layers(found, layers, file)
+    shapes = canonical_shapes(file, column)
+    ids, sliding = layer_ids(found, file), sliding_layers(found, file)
+    variant = found["variant"] or variant_of(file.tensors)
+    anchor = found["sample_from_anchor"]
     return DraftSpec(
-        variant=found["variant"] or ("dflash2" if found["selector.rank"] else "dflash1"),
-        hidden_size=need(found, "hidden_size", file),
-        intermediate_size=need(found, "intermediate_size", file),
-        num_hidden_layers=need(found, "num_hidden_layers", file),
-        num_attention_heads=need(found, "num_attention_heads", file),
-        num_key_value_heads=need(found, "num_key_value_heads", file),
-        head_dim=need(found, "head_dim", file),
-        vocab_size=vocab,
-        context_length=need(found, "context_length", file),
-        rms_norm_eps=need(found, "rms_norm_eps", file),
-        rope_theta=need(found, "rope_theta", file),
+        variant=variant,
+        **{name: need(found, name, file) for name in REQUIRED},
+        vocab_size=found["vocab_size"] or vocabulary(file, shapes),
         rope_dimension_count=found["rope_dimension_count"] or need(found, "head_dim", file),
-        block_size=need(found, "block_size", file),
-        mask_token_id=need(found, "mask_token_id", file),
         target_layer_ids=ids,
-        target_hidden_size=target_hidden_size(fc, ids, file),
-        sliding_window=found["sliding_window"] or 0 if any(sliding) else 0,
+        target_hidden_size=captured_width(
+            shapes.get("fc.weight", ()), ids, f"{file.path}: fc.weight"
+        ),
+        sliding_window=(found["sliding_window"] or 0) if any(sliding) else 0,
         sliding_layers=sliding,
         causal_layers=causality(given["causality"], sliding)
         if "causality" in given
@@ -174,26 +146,43 @@ def read_spec(file: GgufFile, given: Mapping[str, Any]) -> DraftSpec:
         conv=part(found, "conv", Conv, file),
         selector=part(found, "selector", Selector, file),
         rope_scaling=rope_scaling(found, file),
-        **{k: found[k] for k in OPTIONAL if found[k] is not None},
+        sample_from_anchor=variant == "dspark" if anchor is None else anchor,
+        draft_vocab_size=shapes.get("d2t", (0,))[0],
+        markov_rank=shapes.get("markov_w1.weight", (0, 0))[-1],
+        **{k: found[k] for k in NEUTRAL if found[k] is not None},
     )
 
 
-OPTIONAL = (
-    "hidden_act", "num_target_layers", "embedding_scale", "logit_scale", "final_logit_softcapping",
-    "attention_value_scale", "sample_from_anchor",
+REQUIRED = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "context_length", "rms_norm_eps", "rope_theta", "block_size", "mask_token_id",
 )  # fmt: skip
-"""Fields that DraftSpec has a neutral value for, which is what their absence means."""
 
 
-def read_key(ask: Questions, arch: str, key: Key) -> Any:
+def canonical_shapes(file: GgufFile, column: str) -> dict[str, tuple[int, ...]]:
+    """Canonical name (of a tensor of the whole draft) to PyTorch shape."""
+    rules = lookup(column)
+    return {rules[name].gguf: shape for name, shape in torch_shapes(file).items() if name in rules}
+
+
+def vocabulary(file: GgufFile, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Vocabulary size of a file that does not state it: the selector's rows, the embedding's, or the tokens."""
+    for name in ("selector_successor.weight", "token_embd.weight", "markov_w1.weight"):
+        if name in shapes:
+            return shapes[name][0]
+    return len(file.ask.texts("tokenizer.ggml.tokens") or ())
+
+
+def read_key(file: GgufFile, name: str) -> Any:
     """The value of a field, None where no key has it; refused where two keys differ."""
-    read: Callable[[str], Any] = getattr(ask, key.read)
-    names = [name.format(a=arch) for name in key.keys]
-    values = {name: value for name in names if (value := read(name)) is not None}
+    method, rest = KEYS[name]
+    read: Callable[[str], Any] = getattr(Questions(file.fields, file.path), method)
+    names = (*spellings(rest, file.architecture), *ALSO.get(name, ()))
+    values = {key: value for key in names if (value := read(key)) is not None}
     if len(set(values.values())) > 1:
         raise InputError(
-            "two keys contradict each other", found=", ".join(f"{k} = {v}" for k, v in values.items()), where=ask.where,
-            expected="equal values", fix="pass the right one as an option to dflash-convert",
+            "two keys contradict each other", found=", ".join(f"{k} = {v}" for k, v in values.items()), where=file.path,
+            expected="equal values", fix=f"dflash-convert with {OPTIONS[name]}" if name in OPTIONS else "",
         )  # fmt: skip
     return next(iter(values.values()), None)
 
@@ -201,10 +190,10 @@ def read_key(ask: Questions, arch: str, key: Key) -> Any:
 def need(found: Mapping[str, Any], name: str, file: GgufFile) -> Any:
     """A field that has no default."""
     if found[name] is None:
-        keys = ", ".join(key.format(a=file.architecture) for key in KEYS[name].keys)
         option = OPTIONS.get(name)
         raise InputError(
-            f"draft does not say its {name}", found="no key", where=file.path, expected=keys,
+            f"draft does not say its {name}", found="no key", where=file.path,
+            expected=", ".join(spellings(KEYS[name][1], file.architecture)),
             fix=f"dflash-convert with {option}" if option else "convert the checkpoint again",
         )  # fmt: skip
     return found[name]
@@ -224,24 +213,25 @@ def layer_ids(found: Mapping[str, Any], file: GgufFile) -> tuple[int, ...]:
     return tuple(raw) if raw is not None else from_upstream_layers(shifted)
 
 
-def target_hidden_size(fc: tuple[int, ...], ids: tuple[int, ...], file: GgufFile) -> int:
+def captured_width(fc: tuple[int, ...], ids: tuple[int, ...], where: object) -> int:
     """Width of one captured state, from fc's input; refused where it does not divide."""
     if len(fc) != 2 or not ids or fc[1] % len(ids):
         raise InputError(
-            "fc does not fit the captured layers", found=f"fc {list(fc)}, {len(ids)} layers", where=f"{file.path}: fc.weight",
+            "fc does not fit the captured layers", found=f"fc {list(fc)}, {len(ids)} layers", where=where,
             expected="[hidden, layers * target hidden]",
         )  # fmt: skip
     return fc[1] // len(ids)
 
 
-def sliding_layers(found: Mapping[str, Any], layers: int, file: GgufFile) -> tuple[bool, ...]:
+def sliding_layers(found: Mapping[str, Any], file: GgufFile) -> tuple[bool, ...]:
     """Which layers have a window; a window without a pattern is refused."""
-    pattern, window = found["sliding_layers"], found["sliding_window"]
+    pattern, window, layers = (
+        found["sliding_layers"],
+        found["sliding_window"],
+        found["num_hidden_layers"] or 0,
+    )
     if pattern is None and window:
-        raise InputError(
-            "draft has a window but does not say for which layers", found=f"sliding_window = {window}", where=file.path,
-            expected=f"{file.architecture}.attention.sliding_window_pattern, one bool a layer",
-        )  # fmt: skip
+        need(found, "sliding_layers", file)
     return tuple(pattern) if pattern is not None else (False,) * min(layers, 4096)
 
 

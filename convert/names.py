@@ -20,15 +20,18 @@ from .spec import DraftSpec
 SPELLINGS = ("gguf", "hf", "lucebox", "ik")
 """The columns of the table that are names."""
 
+GGUF_DIALECTS = ("gguf", "lucebox", "ik")
+"""The columns that spell GGUFs: canonical (llama.cpp's), Lucebox's, ik's and its relatives'."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
     """One row of the table."""
 
     gguf: str
-    """Canonical name, `{i}` where the layer goes."""
+    """Canonical name, `{i}` where the layer goes; the row's identity even where the canonical GGUF lacks it."""
     spellings: Mapping[str, tuple[str, ...]]
-    """Spelling column to the accepted names, the written one first."""
+    """Column (`hf` and GGUF_DIALECTS) to the accepted names, the written one first; a column may be absent."""
     shape: tuple[str, ...]
     """PyTorch order, letters of the table's head."""
     store: str
@@ -36,20 +39,23 @@ class TensorRule:
     variants: frozenset[str]
     """Variants that have it; empty for all."""
     optional: bool
-
-    @property
-    def per_layer(self) -> bool:
-        """Whether every layer has one."""
-        return "{i}" in self.gguf
+    per: str
+    """`layer`, `tap` or `draft`: what there is one for."""
 
     def belongs(self, variant: str) -> bool:
         """Whether a draft of this variant has it."""
         return not self.variants or variant in self.variants
 
+    def places(self, spec: DraftSpec) -> range:
+        """The numbers that go into its name; one -1 for a tensor of the whole draft."""
+        if self.per == "layer":
+            return range(spec.num_hidden_layers)
+        return range(len(spec.target_layer_ids)) if self.per == "tap" else range(-1, 0)
+
     def dims(self, spec: DraftSpec) -> tuple[int, ...]:
         """The shape in numbers, PyTorch order."""
         letters = sizes(spec)
-        return tuple(letters[name] for name in self.shape)
+        return tuple(letters[name] if name in letters else int(name) for name in self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,45 +80,62 @@ class Match:
 
 def sizes(spec: DraftSpec) -> dict[str, int]:
     """The letters of the table in numbers."""
-    conv, selector = spec.conv, spec.selector
-    letters = {
-        "H": spec.hidden_size, "F": spec.feature_size, "ff": spec.intermediate_size, "V": spec.vocab_size,
-        "hd": spec.head_dim, "nh": spec.num_attention_heads, "two": 2,
-        "Q": spec.num_attention_heads * spec.head_dim, "KV": spec.num_key_value_heads * spec.head_dim,
+    return {
+        "H": spec.hidden_size, "F": spec.feature_size, "T": spec.target_hidden_size, "ff": spec.intermediate_size,
+        "V": spec.vocab_size, "D": spec.draft_vocab_size or spec.vocab_size, "hd": spec.head_dim,
+        "nh": spec.num_attention_heads, "Q": spec.num_attention_heads * spec.head_dim,
+        "KV": spec.num_key_value_heads * spec.head_dim, "M": spec.markov_rank, "C": spec.hidden_size + spec.markov_rank,
+        "K": spec.conv.kernel_size if spec.conv else 0,
+        "P": 2 * spec.conv.kernel_size * (spec.hidden_size // spec.conv.group_size) if spec.conv else 0,
+        "R": spec.selector.rank if spec.selector else 0,
     }  # fmt: skip
-    if conv:
-        letters |= {
-            "K": conv.kernel_size,
-            "P": 2 * conv.kernel_size * (spec.hidden_size // conv.group_size),
-        }
-    if selector:
-        letters |= {"R": selector.rank}
-    return letters
+
+
+@cache
+def table() -> Mapping[str, Any]:
+    """The packaged table as it is written."""
+    return tomllib.loads(resources.files(__package__).joinpath("names.toml").read_text("utf-8"))
 
 
 @cache
 def rules() -> tuple[TensorRule, ...]:
-    """The table, in its order."""
-    raw = tomllib.loads(resources.files(__package__).joinpath("names.toml").read_text("utf-8"))
-    return tuple(rule_from_row(row) for row in raw["tensor"])
+    """The rows, in their order."""
+    return tuple(rule_from_row(row) for row in table()["tensor"])
+
+
+@cache
+def dropped() -> Mapping[str, str]:
+    """Names in checkpoints that are left out, `{i}` for the layer, to the reason."""
+    return {name: row["reason"] for row in table()["dropped"] for name in row["hf"]}
 
 
 def rule_from_row(row: Mapping[str, Any]) -> TensorRule:
-    """One row, GGUF dialects falling back to the canonical name."""
-    spellings = {"gguf": (row["gguf"],), "hf": tuple(row["hf"])}
-    spellings |= {column: tuple(row.get(column, [row["gguf"]])) for column in ("lucebox", "ik")}
+    """One row; a GGUF dialect that carries the tensor and has no spelling of its own uses the canonical name."""
+    name = row["gguf"]
+    spellings = {
+        column: tuple(row.get(column, [name])) for column in row.get("carried", GGUF_DIALECTS)
+    }
+    spellings["gguf"] = (name,) if "gguf" in spellings else ()
+    per = row.get("per", "layer" if name.startswith("blk.") else "draft")
     return TensorRule(
-        row["gguf"], spellings, tuple(row["shape"]), row["store"], frozenset(row.get("variants", ())), row.get("optional", False)
+        name, {k: v for k, v in spellings.items() if v} | {"hf": tuple(row["hf"])}, tuple(row["shape"]), row["store"],
+        frozenset(row.get("variants", ())), row.get("optional", False), per,
     )  # fmt: skip
 
 
 @cache
 def lookup(column: str) -> Mapping[str, TensorRule]:
     """Every accepted spelling of a column, layer number replaced by `{i}`, to its row."""
-    return {name: rule for rule in rules() for name in rule.spellings[column]}
+    return {name: rule for rule in rules() for name in rule.spellings.get(column, ())}
 
 
 _LAYER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,5})(?=\.)")
+
+
+def plain(name: str) -> str:
+    """A checkpoint's name without the wrappings that re-exports add."""
+    name = name.removeprefix("model.")
+    return f"layers.0.{name[9:]}" if name.startswith("midlayer.") else name
 
 
 def generic(name: str) -> tuple[str, int]:
@@ -130,40 +153,22 @@ def match(
 
     Raises InputError where a tensor is missing, not known, there under two names, or of another shape.
     """
-    found: dict[tuple[str, int], str] = {}
-    unknown: list[str] = []
-    table = lookup(column)
-    for name in shapes:
-        pattern, layer = generic(name.removeprefix("model.") if column == "hf" else name)
-        rule = table.get(pattern)
-        if rule is None or not rule.belongs(spec.variant) or layer >= spec.num_hidden_layers:
-            unknown.append(name)
-        elif (rule.gguf, layer) in found:
-            raise InputError(
-                "tensor is there under two names", found=f"{found[rule.gguf, layer]} and {name}", where=where, expected="one of them"
-            )  # fmt: skip
-        else:
-            found[rule.gguf, layer] = name
-    if unknown:
-        raise InputError(
-            f"{len(unknown)} tensors do not belong to a {spec.variant} draft of {spec.num_hidden_layers} layers",
-            found=shorten(unknown), where=where, expected="only tensors that the canonical GGUF can carry",
-        )  # fmt: skip
-    matches = [
-        Match(rule, layer, found[rule.gguf, layer])
-        for rule, layer in wanted(spec)
-        if (rule.gguf, layer) in found
-    ]
+    found = identify(spec, shapes, column, where)
     missing = [
-        rule.spellings[column][0].format(i=layer)
-        for rule, layer in wanted(spec)
-        if not rule.optional and (rule.gguf, layer) not in found
+        rule.spellings.get(column, (rule.gguf,))[0].format(i=place)
+        for rule in rules()
+        for place in rule.places(spec)
+        if rule.belongs(spec.variant) and (rule.gguf, place) not in found
+        if not rule.optional or any(gguf == rule.gguf for gguf, _ in found)
     ]
     if missing:
         raise InputError(
             f"{len(missing)} tensors are missing", found=f"{len(shapes)} tensors", where=where, expected=shorten(missing),
             fix="download the checkpoint again, or check num_hidden_layers",
         )  # fmt: skip
+    matches = [
+        Match(rule, i, found[rule.gguf, i]) for rule, i in ordered(spec) if (rule.gguf, i) in found
+    ]
     for m in matches:
         if shapes[m.source] != m.rule.dims(spec):
             raise InputError(
@@ -173,15 +178,48 @@ def match(
     return matches
 
 
-def wanted(spec: DraftSpec) -> Iterable[tuple[TensorRule, int]]:
-    """Row and layer of every tensor the spec may have, in canonical order."""
+def identify(
+    spec: DraftSpec, shapes: Mapping[str, tuple[int, ...]], column: str, where: object
+) -> dict[tuple[str, int], str]:
+    """Canonical name and place of every tensor to its name in the file; unknown ones are refused by name."""
+    found: dict[tuple[str, int], str] = {}
+    unknown: list[str] = []
+    wrapped = [name for name in shapes if name.startswith("model.")]
+    bare = [name for name in shapes if name.startswith(("layers.", "fc.", "norm."))]
+    if column == "hf" and wrapped and bare:
+        raise InputError(
+            "names with and without model. are mixed", found=f"{wrapped[0]} and {bare[0]}", where=where, expected="one kind"
+        )  # fmt: skip
+    for name in shapes:
+        pattern, place = generic(plain(name) if column == "hf" else name)
+        rule = lookup(column).get(pattern)
+        if column == "hf" and pattern in dropped():
+            continue
+        if rule is None or not rule.belongs(spec.variant) or place not in rule.places(spec):
+            unknown.append(name)
+        elif (rule.gguf, place) in found:
+            raise InputError(
+                "tensor is there under two names", found=f"{found[rule.gguf, place]} and {name}", where=where, expected="one of them"
+            )  # fmt: skip
+        else:
+            found[rule.gguf, place] = name
+    if unknown:
+        raise InputError(
+            f"{len(unknown)} tensors do not belong to a {spec.variant} draft of {spec.num_hidden_layers} layers",
+            found=shorten(unknown), where=where, expected="only tensors that a GGUF of this kind can carry",
+        )  # fmt: skip
+    return found
+
+
+def ordered(spec: DraftSpec) -> Iterable[tuple[TensorRule, int]]:
+    """Row and place of every tensor the spec may have: those of the whole draft, then layer by layer."""
     for rule in rules():
-        if rule.belongs(spec.variant) and not rule.per_layer:
-            yield rule, -1
+        if rule.per != "layer" and rule.belongs(spec.variant):
+            yield from ((rule, place) for place in rule.places(spec))
     for layer in range(spec.num_hidden_layers):
-        for rule in rules():
-            if rule.belongs(spec.variant) and rule.per_layer:
-                yield rule, layer
+        yield from (
+            (rule, layer) for rule in rules() if rule.per == "layer" and rule.belongs(spec.variant)
+        )
 
 
 def shorten(names: list[str], limit: int = 4) -> str:

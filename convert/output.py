@@ -62,7 +62,7 @@ class OutputFile:
         except OSError as error:
             raise self.fault(error) from error
 
-    def write(self, data: Buffer, offset: int) -> None:
+    def write(self, data: Buffer, offset: int = 0) -> None:
         """All of `data` at `offset`; several threads may write different places."""
         view = memoryview(data).cast("B")
         while view:

@@ -15,7 +15,7 @@ from .errors import InputError, UsageError
 from .fields import Field
 from .ggml import BF16, BY_NAME, F16, F32, FLOATS, I64, tensor_bytes, type_name
 from .gguf_writer import GgufLayout
-from .names import Match
+from .names import GGUF_DIALECTS, Match, shorten
 from .spec import DraftSpec
 
 OUTTYPES = {"source": None, "bf16": BF16, "f16": F16, "f32": F32}
@@ -49,11 +49,13 @@ class PlannedTensor:
     """GGUF order."""
     nbytes: int
     source: Span
+    offsets: bool = False
+    """Whether the source counts from each row's own number (`d2t` of a checkpoint), the output absolutely."""
 
     @property
     def copies(self) -> bool:
         """Whether the source's bytes are kept."""
-        return self.type == self.source.type
+        return self.type == self.source.type and not self.offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +88,35 @@ class ConvertPlan:
 
 
 def plan_tensors(
-    matches: Sequence[Match], spans: Mapping[str, Span], outtype: str, column: str = "gguf"
+    matches: Sequence[Match],
+    spans: Mapping[str, Span],
+    outtype: str,
+    column: str = "gguf",
+    origin: str = "gguf",
 ) -> tuple[PlannedTensor, ...]:
-    """The output's tensors in canonical order, named as dialect `column` spells them.
+    """The output's tensors in canonical order, named as dialect `column` spells them; `origin` spelled the source.
 
-    Raises InputError for a source type that cannot be carried, UsageError where `outtype` would requantise.
+    Raises InputError for what the dialect or a GGUF cannot carry, UsageError where `outtype` would requantise.
     """
-    return tuple(plan_tensor(m, spans[m.source], OUTTYPES[outtype], column) for m in matches)
+    lost = [m for m in matches if column not in m.rule.spellings]
+    if lost:
+        able = [c for c in GGUF_DIALECTS if all(c in m.rule.spellings for m in matches)]
+        raise InputError(
+            f"{len(lost)} tensors that this dialect cannot carry", found=shorten([m.source for m in lost]), where=spans[lost[0].source].file,
+            expected="tensors that its runtimes load", fix=f"use --dialect {' or '.join(able)}" if able else "no dialect carries all of them",
+        )  # fmt: skip
+    return tuple(
+        plan_tensor(m, spans[m.source], OUTTYPES[outtype], column, origin) for m in matches
+    )
 
 
-def plan_tensor(match: Match, span: Span, matrix: int | None, column: str) -> PlannedTensor:
+def plan_tensor(
+    match: Match, span: Span, matrix: int | None, column: str, origin: str
+) -> PlannedTensor:
     """One tensor: its type by its rule and `--outtype`."""
     kind = STORE.get(match.rule.store, span.type if matrix is None else matrix)
     if kind != span.type and (span.type not in FLOATS or kind not in FLOATS):
-        if match.rule.store == "matrix":
+        if match.rule.store == "matrix" and span.type not in FLOATS | {I64}:
             raise UsageError(
                 "a quantised tensor cannot be given another type here", found=type_name(span.type), where=f"{span.file}: {span.name}",
                 expected="--outtype source", fix="convert the original checkpoint",
@@ -109,7 +126,14 @@ def plan_tensor(match: Match, span: Span, matrix: int | None, column: str) -> Pl
         )  # fmt: skip
     shape = span.shape[::-1]
     nbytes = tensor_bytes(kind, shape, span.name)
-    return PlannedTensor(match.spelled(column), kind, shape, nbytes, span)
+    return PlannedTensor(
+        match.spelled(column),
+        kind,
+        shape,
+        nbytes,
+        span,
+        match.rule.store == "i64" and origin == "hf",
+    )
 
 
 def source_type(dtype: str, where: str) -> int:

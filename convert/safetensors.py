@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError, one_line
+from .files import open_regular
 from .strict_json import parse_json
 
 MAX_HEADER = 8 << 20
@@ -73,9 +73,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     Raises InputError for anything that is not a sound safetensors file, OSError where it cannot be read.
     """
     path = Path(path)
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise InputError("not a regular file", where=path, expected="a safetensors file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(32)
         raw = b"" if len(head) < 8 else read_header(file, head, size, path)

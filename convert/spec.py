@@ -128,6 +128,8 @@ class DraftSpec:
     """DSpark: row 0 already predicts; key `dflash.sample_from_anchor`."""
     draft_vocab_size: int = 0
     """Rows of a reduced head (`d2t`), 0 for the full vocabulary."""
+    markov_rank: int = 0
+    """DSpark: width of the Markov tables; 0 in other variants. Read from the tensors."""
 
     def __post_init__(self) -> None:
         """Refuse a contradiction by the name of its field."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, one_line
+from .files import open_regular
 
 MAX_CONFIG = 1 << 20
 """Bytes of a config.json or an index; real ones have a few hundred thousand at most."""
@@ -22,19 +23,11 @@ def read_json(path: str | os.PathLike[str], limit: int = MAX_CONFIG) -> dict[str
     Raises InputError where the file is absent, larger than `limit` bytes or not one strict JSON object.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise InputError(
-                    "JSON file is too large",
-                    found=f"{size} bytes",
-                    where=path,
-                    expected=f"at most {limit}",
-                )
-            raw = file.read(limit + 1)
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise InputError("file is missing", where=path, expected="a JSON file") from error
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise InputError("JSON file is too large", found=f"{size} bytes", where=path, expected=f"at most {limit}")
+        raw = file.read(limit)
     return parse_json(raw, path)
 
 

@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Event
 
+import numpy as np
+
 from .errors import InputError
 from .floats import from_float32, non_finite, overflows, to_float32
 from .ggml import BF16, F16, F32, FLOATS, type_name
@@ -93,15 +95,17 @@ def transfer_one(
     """Write one tensor; gives up between two chunks once `stop` is set."""
     into = hashlib.sha256()
     came = into if tensor.copies else hashlib.sha256()
+    done = 0
     for raw in sources.chunks(tensor.source, memoryview(bytearray(CHUNK))):
         if stop.is_set():
             break
         check_finite(raw, tensor.source)
-        out = raw if tensor.copies else narrowed(raw, tensor)
+        out = raw if tensor.copies else changed(raw, tensor, done)
         writer.write(tensor.name, out)
         into.update(out)
         if came is not into:
             came.update(raw)
+        done += len(raw)
         progress(len(raw))
     return Digest(tensor.name, came.hexdigest(), into.hexdigest())
 
@@ -115,9 +119,13 @@ def check_finite(raw: memoryview, span: Span) -> None:
         )  # fmt: skip
 
 
-def narrowed(raw: memoryview, tensor: PlannedTensor) -> memoryview:
-    """The chunk in the planned type."""
-    return from_float32(to_float32(raw, tensor.source.type), tensor.type)
+def changed(raw: memoryview, tensor: PlannedTensor, done: int) -> memoryview:
+    """The chunk in the planned form; it lies `done` bytes behind the tensor's start."""
+    if not tensor.offsets:
+        return from_float32(to_float32(raw, tensor.source.type), tensor.type)
+    values = np.frombuffer(raw, "<i8")
+    rows = np.arange(done // 8, done // 8 + values.size)
+    return (values + rows).data.cast("B")
 
 
 def check_fit(tensors: Sequence[PlannedTensor]) -> None:

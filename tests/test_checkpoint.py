@@ -150,7 +150,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("wrong type", {"hidden_size": 64.0}, {}), ("wrong type", {"hidden_size": "64"}, {}),
     ("wrong type", {"hidden_size": True}, {}), ("not a size", {"hidden_size": 0}, {}), ("not a size", {"hidden_size": -64}, {}),
     ("out of range", {"hidden_size": 2**63}, {}), ("too many draft layers", {"num_hidden_layers": 10**9, "layer_types": None, "use_sliding_window": False}, {}),
-    ("biases that are not there", {"attention_bias": True}, {}),
+    ("attention biases that the tensors lack", {"attention_bias": True}, {}),
     ("contradict", {"aux_hidden_state_layer_ids": [0, 2]}, {}),
     ("RoPE scaling", {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, {}),
     ("rope_scaling.factor", {"rope_scaling": {"rope_type": "yarn"}}, {}),

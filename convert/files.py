@@ -1,0 +1,25 @@
+"""Opening a file from a stranger: regular files only, so that a pipe or a device can neither block nor flood."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import InputError
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file at `path`, open for reading.
+
+    Raises InputError where it is absent or no regular file, OSError where the system refuses.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe may have no writer
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise InputError("file is missing", where=path, expected="an existing file") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError("not a regular file", where=path, expected="a file on a disk")
+    return os.fdopen(fd, "rb")
