@@ -26,7 +26,12 @@ def read_json(path: str | os.PathLike[str], limit: int = MAX_CONFIG) -> dict[str
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise InputError("JSON file is too large", found=f"{size} bytes", where=path, expected=f"at most {limit}")
+            raise InputError(
+                "JSON file is too large",
+                found=f"{size} bytes",
+                where=path,
+                expected=f"at most {limit}",
+            )
         raw = file.read(limit)
     return parse_json(raw, path)
 
