@@ -23,7 +23,7 @@ from dflash_gguf.runtime.engine import (
     run_config,
     target_config,
 )
-from tiny_gguf import V1, V2, DraftShape, Sizes, write_draft, write_target
+from tiny_gguf import V1, V2, DraftShape, Sizes, once, weights_of, write_draft, write_target
 
 F32 = EngineOptions(kv_type="f32", threads=1)
 TEXT = [int(t) for t in np.random.default_rng(5).integers(0, 99, 40)]
@@ -38,10 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def pair(folder: Path, d: DraftShape, **options: object) -> Engine:
     """Target and draft of `d` in `folder`, opened with F32 caches and one thread unless `options` say otherwise."""
-    target, draft = folder / "target.gguf", folder / "draft.gguf"
-    write_target(target, Sizes(vocab=d.sizes.vocab))
-    write_draft(draft, d)
-    return Engine(target, draft, replace(F32, **options))
+    return Engine(
+        once(folder, Sizes(vocab=d.sizes.vocab)), once(folder, d), replace(F32, **options)
+    )
 
 
 def native_pair(target: Path, draft: Path, tensors: Path) -> _native.Engine:
@@ -135,10 +134,8 @@ def test_draft_block_is_the_plain_one(
 ) -> None:
     """Block 4, window 6, contexts below, at and beyond it: states, logits and tokens equal explicit masks."""
     d = replace(base, **MASKS[mask])
-    target, draft = folder / "target.gguf", folder / "draft.gguf"
-    shared = write_target(target)
-    weights = write_draft(draft, d)
-    engine = Engine(target, draft, replace(F32, swa=swa))
+    shared, weights = weights_of(SIZES), weights_of(d)
+    engine = pair(folder, d, swa=swa)
     text = TEXT[: context + 1]
     features = engine.features(text)[:context]
     z = plain.draft_block(
@@ -199,10 +196,8 @@ def test_causal_override_equals_the_file_that_says_so(folder: Path) -> None:
 def test_declared_scales_are_applied(folder: Path, extra: dict[str, float]) -> None:
     """Embedding scale, output multiplier, soft cap and value scale act where the reference has them, and matter."""
     d = replace(V2, extra=extra)
-    target, draft = folder / "target.gguf", folder / "draft.gguf"
-    shared = write_target(target)
-    weights = write_draft(draft, d)
-    engine = Engine(target, draft, F32)
+    shared, weights = weights_of(SIZES), weights_of(d)
+    engine = pair(folder, d)
     features = engine.features(TEXT)[:-1]
     args = (shared["token_embd.weight"], features, range(len(features)), len(features), TEXT[-1])
     expected = plain.draft_logits(plain.draft_block(weights, d, *args), shared["output.weight"], d)
@@ -223,7 +218,7 @@ def test_own_embedding_and_head_of_a_draft_are_used(folder: Path) -> None:
         V1,
         change=lambda w: w.update({"token_embd.weight": own[0], "output.weight": own[1]}),
     )
-    native = native_pair(folder / "target.gguf", folder / "draft.gguf", folder / "own.gguf")
+    native = native_pair(once(folder, SIZES), once(folder, V1), folder / "own.gguf")
     native.extend(TEXT[:-1])
     features = shared.features(TEXT)[:-1]
     z = plain.draft_block(
@@ -346,9 +341,8 @@ def test_a_draft_that_is_not_finite_costs_speed_only(folder: Path) -> None:
             def poison(weights: dict[str, np.ndarray], bad: float = bad) -> None:
                 weights["blk.1.ffn_down.weight"][:] = bad
 
-            target, draft = folder / "target.gguf", folder / "poisoned.gguf"
-            write_draft(draft, base, change=poison)
-            engine = Engine(target, draft, F32)
+            write_draft(folder / "poisoned.gguf", base, change=poison)
+            engine = Engine(once(folder, SIZES), folder / "poisoned.gguf", F32)
 
             found = engine.generate(TEXT[:9], 20)
 

@@ -6,6 +6,7 @@ the file's types hold them, so that a reference can compute with the same values
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from gguf import GGMLQuantizationType as Type
 
 Arrays = dict[str, np.ndarray]
 Change = Callable[[Arrays], None]
+TARGET_SEED, DRAFT_SEED = 1, 2
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def geometry(s: Sizes) -> dict[str, Any]:
 
 
 def write_target(
-    path: Path, s: Sizes = Sizes(), *, seed: int = 1, tied: bool = False, wanted: Type = Type.F32,
+    path: Path, s: Sizes = Sizes(), *, seed: int = TARGET_SEED, tied: bool = False, wanted: Type = Type.F32,
     change: Change = lambda weights: None,
 ) -> Arrays:  # fmt: skip
     """A random Qwen3 target; `change` may edit the weights before they are written."""
@@ -182,7 +184,7 @@ def write_target(
 
 
 def write_draft(
-    path: Path, d: DraftShape = V1, *, seed: int = 2, wanted: Type = Type.F32, change: Change = lambda weights: None,
+    path: Path, d: DraftShape = V1, *, seed: int = DRAFT_SEED, wanted: Type = Type.F32, change: Change = lambda weights: None,
 ) -> Arrays:  # fmt: skip
     """A random draft; `change` may edit the weights before they are written."""
     weights = random_weights(draft_shapes(d), seed)
@@ -201,3 +203,18 @@ def write_draft(
             "selector_top_k": d.top_k,
         }
     return write_gguf(path, "dflash", kv | dict(d.extra), weights, wanted)
+
+
+def weights_of(model: Sizes | DraftShape) -> Arrays:
+    """The random weights of `once(folder, model)`."""
+    if isinstance(model, Sizes):
+        return random_weights(target_shapes(model, False), TARGET_SEED)
+    return random_weights(draft_shapes(model), DRAFT_SEED)
+
+
+def once(folder: Path, model: Sizes | DraftShape) -> Path:
+    """The random model's file in `folder`, written at the first call: an open engine reads its file in place."""
+    path = folder / f"{hashlib.sha256(repr(model).encode()).hexdigest()[:16]}.gguf"
+    if not path.exists():
+        write_target(path, model) if isinstance(model, Sizes) else write_draft(path, model)
+    return path
