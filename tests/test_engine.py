@@ -15,6 +15,7 @@ from dflash_gguf.convert.errors import InputError, UsageError
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.gguf_dialects import spec_from_gguf
 from dflash_gguf.convert.target import target_from_gguf
+from dflash_gguf.quantize import dequantize_rows, quantize_rows
 from dflash_gguf.runtime.engine import (
     Engine,
     EngineOptions,
@@ -79,6 +80,25 @@ def test_target_computes_with_every_weight_type(tmp_path: Path, wanted: str) -> 
 
     limit = 1e-4 if wanted.endswith("F16") else 0.1
     assert np.abs(expected - found).max() < limit * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("qtype", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q4_1", "q5_0", "q5_1"])
+def test_types_without_a_kernel_are_widened_at_load(folder: Path, qtype: str) -> None:
+    """A file of any K-quant gives the bits of the F32 file with the same values."""
+    wide = Sizes(hidden=256, ff=256, layers=2)
+
+    def store(weights: dict[str, np.ndarray]) -> None:
+        for name, x in weights.items():
+            if x.ndim == 2 and x.shape[-1] == 256:
+                weights[name] = dequantize_rows(quantize_rows(x, qtype), qtype, 256)
+
+    write_target(folder / f"{qtype}.gguf", wide, wanted=gguf.GGMLQuantizationType[qtype.upper()])
+    write_target(folder / f"{qtype}-f32.gguf", wide, change=store)
+    expected = Engine(folder / f"{qtype}-f32.gguf", options=F32).logits(TEXT[:9])
+
+    found = Engine(folder / f"{qtype}.gguf", options=F32).logits(TEXT[:9])
+
+    assert np.array_equal(expected, found)
 
 
 @pytest.mark.parametrize("ids", [(0, 3), (2, 0), (1,), (3, 2, 1, 0)])

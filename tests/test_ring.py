@@ -10,7 +10,7 @@ import numpy as np
 import plain_model as plain
 import pytest
 from dflash_gguf.runtime.engine import Engine, EngineOptions
-from tiny_gguf import V1, V2, DraftShape, Sizes, once
+from tiny_gguf import V1, V2, DraftShape, Sizes, once, weights_of
 
 BASE = EngineOptions(kv_type="f16", threads=1)
 TEXT = [int(t) for t in np.random.default_rng(7).integers(0, 99, 80)]

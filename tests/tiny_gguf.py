@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from dflash_gguf.quantize import quantize_rows
 from gguf import GGMLQuantizationType as Type
 
 Arrays = dict[str, np.ndarray]
@@ -127,7 +128,9 @@ def stored(name: str, x: np.ndarray, wanted: Type) -> tuple[np.ndarray, Type]:
     block = gguf.GGML_QUANT_SIZES[wanted][0]
     if x.ndim != 2 or x.shape[-1] % block:
         return x, Type.F32
-    return gguf.quants.quantize(x, wanted), wanted
+    if wanted in (Type.F16, Type.BF16):
+        return gguf.quants.quantize(x, wanted), wanted
+    return quantize_rows(x, wanted.name.lower()), wanted
 
 
 def write_gguf(

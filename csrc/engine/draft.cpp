@@ -7,24 +7,24 @@
 namespace dflash {
 namespace {
 
-DraftConv take_conv(const Backend& b, Weights& w, int64_t index, const std::string& part, const DraftConfig& c) {
+DraftConv take_conv(Weights& w, int64_t index, const std::string& part, const DraftConfig& c) {
     const std::string prefix = "blk." + std::to_string(index) + "." + part;
     const int64_t hidden = c.dims.hidden, taps = c.conv_kernel_size;
-    return {.base = take_floats(b, w, prefix + "_conv_base", {hidden, taps, 2}),
-            .proj = take_matrix(b, w, prefix + "_conv_proj.weight", hidden, 2 * taps * (hidden / c.conv_group_size))};
+    return {.base = take_floats(w, prefix + "_conv_base", {hidden, taps, 2}),
+            .proj = take_matrix(w, prefix + "_conv_proj.weight", hidden, 2 * taps * (hidden / c.conv_group_size))};
 }
 
-void bind_weights(const Backend& b, Draft& d, const Matrix& token_embd, const Matrix& output, Window window) {
+void bind_weights(Draft& d, const Matrix& token_embd, const Matrix& output, Window window) {
     const DraftConfig& c = d.config;
     const int64_t hidden = c.dims.hidden;
-    d.fc = take_matrix(b, d.weights, "fc.weight", c.feature_size(), hidden);
-    d.hidden_norm = take_floats(b, d.weights, "enc.output_norm.weight", {hidden});
-    d.output_norm = take_floats(b, d.weights, "output_norm.weight", {hidden});
+    d.fc = take_matrix(d.weights, "fc.weight", c.feature_size(), hidden);
+    d.hidden_norm = take_floats(d.weights, "enc.output_norm.weight", {hidden});
+    d.output_norm = take_floats(d.weights, "output_norm.weight", {hidden});
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-        DraftLayer layer{.layer = take_layer(b, d.weights, i, c.dims), .attn_conv = {}, .ffn_conv = {}, .mask = {}};
+        DraftLayer layer{.layer = take_layer(d.weights, i, c.dims), .attn_conv = {}, .ffn_conv = {}, .mask = {}};
         if (c.conv_kernel_size) {
-            layer.attn_conv = take_conv(b, d.weights, i, "attn", c);
-            layer.ffn_conv = take_conv(b, d.weights, i, "ffn", c);
+            layer.attn_conv = take_conv(d.weights, i, "attn", c);
+            layer.ffn_conv = take_conv(d.weights, i, "ffn", c);
         }
         const auto at = static_cast<size_t>(i);
         layer.mask = {.sliding = c.sliding_layers[at], .causal = c.causal_layers[at], .window = window, .width = c.sliding_window};
@@ -32,9 +32,9 @@ void bind_weights(const Backend& b, Draft& d, const Matrix& token_embd, const Ma
         d.layers.push_back(layer);
     }
     if (c.selector_rank)
-        d.selector = make_selector(b, d.weights, hidden, c.vocab_size, c.selector_rank, c.selector_top_k, c.block_size);
+        d.selector = make_selector(d.weights, hidden, c.vocab_size, c.selector_rank, c.selector_top_k, c.block_size);
     const auto own_or = [&](const char* name, const Matrix& shared) {
-        return has(d.weights, name) ? take_matrix(b, d.weights, name, hidden, c.vocab_size) : shared;
+        return has(d.weights, name) ? take_matrix(d.weights, name, hidden, c.vocab_size) : shared;
     };
     d.token_embd = own_or("token_embd.weight", token_embd);
     d.output = own_or("output.weight", output);
@@ -147,13 +147,13 @@ void run_layer(const Backend& b, Draft& d, int64_t index) {
 
 }  // namespace
 
-Draft make_draft(const Backend& b, const std::string& path, const std::vector<TensorInfo>& table,
+Draft make_draft(const std::string& path, const std::vector<TensorInfo>& table,
                  const DraftConfig& config, const RunConfig& run, int64_t max_context, const Matrix& token_embd,
                  const Matrix& output) {
     Draft d;
     d.config = config;
     d.weights = open_weights(path, table);
-    bind_weights(b, d, token_embd, output, run.window);
+    bind_weights(d, token_embd, output, run.window);
     if (config.rope_factor != 1.0)
         d.rope_factors.assign(static_cast<size_t>(config.rope_dimension_count / 2), static_cast<float>(config.rope_factor));
     d.ring = DraftRing{.cap = ring_capacity(config, run, max_context), .block = config.block_size};

@@ -49,7 +49,7 @@ Engine start(const ModelFile& target, const TargetConfig& config, const RunConfi
     Engine e;
     e.run = run;
     e.backend = make_backend(run.isa, run.threads);
-    e.target = make_target(e.backend, target.path, target.tensors, config, run, std::move(captured), rows);
+    e.target = make_target(target.path, target.tensors, config, run, std::move(captured), rows);
     e.features = Buffer<float>(rows * e.target.feature_size());
     const int64_t wide = std::max<int64_t>(block, 1);
     e.logits = Buffer<float>(wide * config.vocab_size);
@@ -68,7 +68,7 @@ Engine make_engine(const ModelFile& target, const TargetConfig& config, const Mo
                    const DraftConfig& draft_config, const RunConfig& run) {
     check_pair(draft, config, draft_config);
     Engine e = start(target, config, run, draft_config.target_layer_ids, draft_config.block_size);
-    e.draft = make_draft(e.backend, draft.path, draft.tensors, draft_config, run, e.target.max_context,
+    e.draft = make_draft(draft.path, draft.tensors, draft_config, run, e.target.max_context,
                          e.target.token_embd, e.target.output);
     return e;
 }

@@ -4,20 +4,20 @@
 
 namespace dflash {
 
-Layer take_layer(const Backend& b, Weights& w, int64_t index, const LayerDims& d) {
+Layer take_layer(Weights& w, int64_t index, const LayerDims& d) {
     const auto name = [&](const char* part) { return "blk." + std::to_string(index) + "." + part + ".weight"; };
     Layer l;
-    l.attn_norm = take_floats(b, w, name("attn_norm"), {d.hidden});
-    l.q_norm = take_floats(b, w, name("attn_q_norm"), {d.head_dim});
-    l.k_norm = take_floats(b, w, name("attn_k_norm"), {d.head_dim});
-    l.ffn_norm = take_floats(b, w, name("ffn_norm"), {d.hidden});
-    l.wq = take_matrix(b, w, name("attn_q"), d.hidden, d.q_width());
-    l.wk = take_matrix(b, w, name("attn_k"), d.hidden, d.kv_width());
-    l.wv = take_matrix(b, w, name("attn_v"), d.hidden, d.kv_width());
-    l.wo = take_matrix(b, w, name("attn_output"), d.q_width(), d.hidden);
-    l.gate = take_matrix(b, w, name("ffn_gate"), d.hidden, d.ff);
-    l.up = take_matrix(b, w, name("ffn_up"), d.hidden, d.ff);
-    l.down = take_matrix(b, w, name("ffn_down"), d.ff, d.hidden);
+    l.attn_norm = take_floats(w, name("attn_norm"), {d.hidden});
+    l.q_norm = take_floats(w, name("attn_q_norm"), {d.head_dim});
+    l.k_norm = take_floats(w, name("attn_k_norm"), {d.head_dim});
+    l.ffn_norm = take_floats(w, name("ffn_norm"), {d.hidden});
+    l.wq = take_matrix(w, name("attn_q"), d.hidden, d.q_width());
+    l.wk = take_matrix(w, name("attn_k"), d.hidden, d.kv_width());
+    l.wv = take_matrix(w, name("attn_v"), d.hidden, d.kv_width());
+    l.wo = take_matrix(w, name("attn_output"), d.q_width(), d.hidden);
+    l.gate = take_matrix(w, name("ffn_gate"), d.hidden, d.ff);
+    l.up = take_matrix(w, name("ffn_up"), d.hidden, d.ff);
+    l.down = take_matrix(w, name("ffn_down"), d.ff, d.hidden);
     return l;
 }
 

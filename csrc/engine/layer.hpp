@@ -23,7 +23,7 @@ struct Layer {
 };
 
 // Layer `index` under upstream's tensor names, every shape checked.
-Layer take_layer(const Backend& b, Weights& w, int64_t index, const LayerDims& dims);
+Layer take_layer(Weights& w, int64_t index, const LayerDims& dims);
 
 // Activations of up to `rows` rows; made once, so that no step allocates.
 struct Activations {

@@ -6,14 +6,14 @@
 namespace dflash {
 namespace {
 
-void bind_weights(const Backend& b, Target& t) {
+void bind_weights(Target& t) {
     const TargetConfig& c = t.config;
     const int64_t hidden = c.dims.hidden;
-    t.token_embd = take_matrix(b, t.weights, "token_embd.weight", hidden, c.vocab_size);
-    t.output = has(t.weights, "output.weight") ? take_matrix(b, t.weights, "output.weight", hidden, c.vocab_size)
+    t.token_embd = take_matrix(t.weights, "token_embd.weight", hidden, c.vocab_size);
+    t.output = has(t.weights, "output.weight") ? take_matrix(t.weights, "output.weight", hidden, c.vocab_size)
                                                : t.token_embd;
-    t.output_norm = take_floats(b, t.weights, "output_norm.weight", {hidden});
-    for (int64_t i = 0; i < c.num_hidden_layers; ++i) t.layers.push_back(take_layer(b, t.weights, i, c.dims));
+    t.output_norm = take_floats(t.weights, "output_norm.weight", {hidden});
+    for (int64_t i = 0; i < c.num_hidden_layers; ++i) t.layers.push_back(take_layer(t.weights, i, c.dims));
     refuse_unused(t.weights);
 }
 
@@ -29,12 +29,12 @@ void capture(const Target& t, int64_t layer, int64_t n, float* features) {
 
 }  // namespace
 
-Target make_target(const Backend& b, const std::string& path, const std::vector<TensorInfo>& table,
+Target make_target(const std::string& path, const std::vector<TensorInfo>& table,
                    const TargetConfig& config, const RunConfig& run, std::vector<int64_t> captured, int64_t rows) {
     Target t;
     t.config = config;
     t.weights = open_weights(path, table);
-    bind_weights(b, t);
+    bind_weights(t);
     t.max_context = run.max_context > 0 ? run.max_context : config.context_length;
     t.kv = make_kv_cache(config.num_hidden_layers, run.kv_type, config.dims.kv_width(), t.max_context, t.max_context);
     t.captured = std::move(captured);

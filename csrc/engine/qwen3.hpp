@@ -24,7 +24,7 @@ struct Target {
 };
 
 // Binds the file's tensors. `rows` is the most rows a forward pass will take. Throws Fault Input by tensor name.
-Target make_target(const Backend& b, const std::string& path, const std::vector<TensorInfo>& table,
+Target make_target(const std::string& path, const std::vector<TensorInfo>& table,
                    const TargetConfig& config, const RunConfig& run, std::vector<int64_t> captured, int64_t rows);
 
 // Runs `tokens` at positions length, length+1, ... and leaves the length alone: the rows are the caller's to commit

@@ -4,12 +4,12 @@
 
 namespace dflash {
 
-Selector make_selector(const Backend& b, Weights& w, int64_t hidden, int64_t vocab, int64_t rank, int64_t top_k,
+Selector make_selector(Weights& w, int64_t hidden, int64_t vocab, int64_t rank, int64_t top_k,
                        int64_t rows) {
     Selector s;
-    s.gate = take_matrix(b, w, "selector_hidden.weight", hidden, rank);
-    s.predecessor = take_matrix(b, w, "selector_predecessor.weight", rank, vocab);
-    s.successor = take_matrix(b, w, "selector_successor.weight", rank, vocab);
+    s.gate = take_matrix(w, "selector_hidden.weight", hidden, rank);
+    s.predecessor = take_matrix(w, "selector_predecessor.weight", rank, vocab);
+    s.successor = take_matrix(w, "selector_successor.weight", rank, vocab);
     s.rank = rank;
     s.top_k = top_k;
     s.gates = Buffer<float>(rows * rank);

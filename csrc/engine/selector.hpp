@@ -7,6 +7,7 @@
 
 #include "engine/backend.hpp"
 #include "engine/buffer.hpp"
+#include "engine/config.hpp"
 #include "engine/weights.hpp"
 
 namespace dflash {
@@ -23,7 +24,7 @@ struct Selector {
     Buffer<float> scores;           // [top_k]
 };
 
-Selector make_selector(const Backend& b, Weights& w, int64_t hidden, int64_t vocab, int64_t rank, int64_t top_k,
+Selector make_selector(Weights& w, int64_t hidden, int64_t vocab, int64_t rank, int64_t top_k,
                        int64_t rows);
 
 // Walks n rows from `anchor`: each row takes its best-scored candidate, the first in candidate order on ties, and hands

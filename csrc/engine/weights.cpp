@@ -1,34 +1,30 @@
 #include "engine/weights.hpp"
 
-#include <algorithm>
 #include <array>
 #include <span>
-#include <string_view>
+#include <utility>
+
+#include "kquant/kquant.h"
 
 namespace dflash {
 namespace {
 
-// Values and bytes of a block, by ggml id (spec-quant 0.5).
-struct TypeRow {
-    int32_t id;
-    std::string_view name;
-    int64_t block_len, block_bytes;
-};
-constexpr std::array kTypes = {
-    TypeRow{0, "F32", 1, 4},        TypeRow{1, "F16", 1, 2},        TypeRow{30, "BF16", 1, 2},
-    TypeRow{2, "Q4_0", 32, 18},     TypeRow{3, "Q4_1", 32, 20},     TypeRow{6, "Q5_0", 32, 22},
-    TypeRow{7, "Q5_1", 32, 24},     TypeRow{8, "Q8_0", 32, 34},     TypeRow{10, "Q2_K", 256, 84},
-    TypeRow{11, "Q3_K", 256, 110},  TypeRow{12, "Q4_K", 256, 144},  TypeRow{13, "Q5_K", 256, 176},
-    TypeRow{14, "Q6_K", 256, 210},  TypeRow{20, "IQ4_NL", 32, 18},  TypeRow{23, "IQ4_XS", 256, 136},
-};
-
 bool computes_with(int32_t id) {
-    return id == 0 || id == 1 || id == 2 || id == 8 || id == 30;
+    for (const Type t : {Type::F32, Type::F16, Type::BF16, Type::Q8_0, Type::Q4_0})
+        if (id == static_cast<int32_t>(t)) return true;
+    return false;
 }
 
-const TypeRow* find_type(int32_t id) {
-    const auto* row = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeRow& t) { return t.id == id; });
-    return row == kTypes.end() ? nullptr : row;
+kq_type stored_type(const TensorInfo& t) { return static_cast<kq_type>(t.type); }
+
+std::string type_name(int32_t id) {
+    static constexpr std::array<std::pair<int32_t, const char*>, 15> kNames = {{
+        {0, "F32"}, {1, "F16"}, {2, "Q4_0"}, {3, "Q4_1"}, {6, "Q5_0"}, {7, "Q5_1"}, {8, "Q8_0"}, {10, "Q2_K"},
+        {11, "Q3_K"}, {12, "Q4_K"}, {13, "Q5_K"}, {14, "Q6_K"}, {20, "IQ4_NL"}, {23, "IQ4_XS"}, {30, "BF16"},
+    }};
+    for (const auto& [known, name] : kNames)
+        if (known == id) return name;
+    return "ggml type " + std::to_string(id);
 }
 
 std::string dims(std::span<const int64_t> shape) {
@@ -59,20 +55,20 @@ int64_t value_count(std::span<const int64_t> shape) {
 }
 
 void check_entry(const Weights& w, const TensorInfo& t) {
-    const TypeRow* type = find_type(t.type);
-    if (!type)
-        refuse(w, t.name, "the runtime has no decoder for this tensor type", "ggml type " + std::to_string(t.type),
-               "F32, F16, BF16, Q4_0..Q8_0, Q2_K..Q6_K, IQ4_NL or IQ4_XS", "convert the file to one of these types");
+    const auto block_len = static_cast<int64_t>(kq_block_weights(stored_type(t)));
+    if (block_len == 0)
+        refuse(w, t.name, "the runtime has no decoder for this tensor type", type_name(t.type),
+               "F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL or IQ4_XS", "convert the file to one of these types");
     const int64_t count = value_count(t.shape);
     if (t.shape.empty() || t.shape.size() > 4 || count < 0)
         refuse(w, t.name, "a tensor's shape is not usable", dims(t.shape), "1 to 4 positive dims");
-    if (t.shape[0] % type->block_len != 0)
-        refuse(w, t.name, "a tensor's rows are not whole blocks", dims(t.shape) + " as " + std::string(type->name),
-               "ne0 a multiple of " + std::to_string(type->block_len));
-    const auto expected = static_cast<uint64_t>(count / type->block_len * type->block_bytes);
+    if (t.shape[0] % block_len != 0)
+        refuse(w, t.name, "a tensor's rows are not whole blocks", dims(t.shape) + " as " + type_name(t.type),
+               "ne0 a multiple of " + std::to_string(block_len));
+    const uint64_t expected = static_cast<uint64_t>(count / block_len) * kq_block_bytes(stored_type(t));
     if (t.nbytes != expected)
         refuse(w, t.name, "a tensor's size contradicts its shape", std::to_string(t.nbytes) + " bytes",
-               std::to_string(expected) + " for " + dims(t.shape) + " as " + std::string(type->name));
+               std::to_string(expected) + " for " + dims(t.shape) + " as " + type_name(t.type));
     if (t.offset % 4 != 0)
         refuse(w, t.name, "a tensor's data is not aligned", "offset " + std::to_string(t.offset), "a multiple of 4");
     w.file.bytes(t.offset, t.nbytes, t.name);
@@ -87,17 +83,14 @@ const TensorInfo& take(Weights& w, const std::string& name, const std::vector<in
     return it->second;
 }
 
-// `count` values of the tensor as F32 in a buffer that the weights own, row by row of the first dim.
-const float* to_f32(const Backend& b, Weights& w, const TensorInfo& t) {
-    const TypeRow& type = *find_type(t.type);
-    if (!computes_with(t.type))
-        refuse(w, t.name, "the runtime cannot compute with this tensor type yet", std::string(type.name),
-               "F32, F16, BF16, Q8_0 or Q4_0", "requantise the file to q8_0 or q4-mix");
+// The tensor's values as F32, in a buffer that the weights own.
+const float* to_f32(Weights& w, const TensorInfo& t) {
+    const auto cols = static_cast<size_t>(t.shape[0]);
     const int64_t count = value_count(t.shape);
-    const Matrix flat{w.file.bytes(t.offset, t.nbytes, t.name), static_cast<Type>(t.type), count, 1};
-    const int32_t first = 0;
     Buffer<float>& out = w.converted.emplace_back(count);
-    b.ops->embed(b.ctx(), flat, {&first, 1}, 1.0F, out.data());
+    if (kq_dequantize_rows(stored_type(t), w.file.bytes(t.offset, t.nbytes, t.name), static_cast<size_t>(count) / cols,
+                           cols, out.data()) != KQ_OK)
+        throw Fault{.what = "a checked tensor was not dequantised", .found = type_name(t.type), .where = t.name};
     return out.data();
 }
 
@@ -115,16 +108,16 @@ Weights open_weights(const std::string& path, const std::vector<TensorInfo>& tab
 
 bool has(const Weights& w, const std::string& name) { return w.tensors.contains(name); }
 
-Matrix take_matrix(const Backend& b, Weights& w, const std::string& name, int64_t cols, int64_t rows) {
+Matrix take_matrix(Weights& w, const std::string& name, int64_t cols, int64_t rows) {
     const TensorInfo& t = take(w, name, {cols, rows});
     if (!computes_with(t.type))
-        return {reinterpret_cast<const std::byte*>(to_f32(b, w, t)), Type::F32, cols, rows};
+        return {reinterpret_cast<const std::byte*>(to_f32(w, t)), Type::F32, cols, rows};
     return {w.file.bytes(t.offset, t.nbytes, name), static_cast<Type>(t.type), cols, rows};
 }
 
-const float* take_floats(const Backend& b, Weights& w, const std::string& name, const std::vector<int64_t>& shape) {
+const float* take_floats(Weights& w, const std::string& name, const std::vector<int64_t>& shape) {
     const TensorInfo& t = take(w, name, shape);
-    if (t.type != static_cast<int32_t>(Type::F32)) return to_f32(b, w, t);
+    if (t.type != static_cast<int32_t>(Type::F32)) return to_f32(w, t);
     return reinterpret_cast<const float*>(w.file.bytes(t.offset, t.nbytes, name));
 }
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "engine/backend.hpp"
 #include "engine/buffer.hpp"
 #include "engine/mapping.hpp"
 #include "engine/tensor.hpp"
@@ -36,11 +35,11 @@ Weights open_weights(const std::string& path, const std::vector<TensorInfo>& tab
 bool has(const Weights& w, const std::string& name);
 
 // The matrix `name` of exactly [cols, rows]. A type that the ops do not compute with is turned into F32 here.
-// Throws Fault Input when it is absent, has another shape, or has a type that nothing here decodes.
-Matrix take_matrix(const Backend& b, Weights& w, const std::string& name, int64_t cols, int64_t rows);
+// Throws Fault Input when it is absent or has another shape.
+Matrix take_matrix(Weights& w, const std::string& name, int64_t cols, int64_t rows);
 
 // The tensor `name` of exactly this shape as F32 values (norms, conv bases).
-const float* take_floats(const Backend& b, Weights& w, const std::string& name, const std::vector<int64_t>& shape);
+const float* take_floats(Weights& w, const std::string& name, const std::vector<int64_t>& shape);
 
 // Throws Fault Input naming the tensors that nobody took: a loaded but unused tensor is another model.
 void refuse_unused(const Weights& w);
