@@ -82,17 +82,21 @@ def test_target_computes_with_every_weight_type(tmp_path: Path, wanted: str) -> 
     assert np.abs(expected - found).max() < limit * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("qtype", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q4_1", "q5_0", "q5_1"])
+@pytest.mark.parametrize(
+    "qtype", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q4_1", "q5_0", "q5_1"]
+)
 def test_types_without_a_kernel_are_widened_at_load(folder: Path, qtype: str) -> None:
     """A file of any K-quant gives the bits of the F32 file with the same values."""
     wide = Sizes(hidden=256, ff=256, layers=2)
 
+    wanted = gguf.GGMLQuantizationType[qtype.upper()]
+
     def store(weights: dict[str, np.ndarray]) -> None:
         for name, x in weights.items():
-            if x.ndim == 2 and x.shape[-1] == 256:
-                weights[name] = dequantize_rows(quantize_rows(x, qtype), qtype, 256)
+            if x.ndim == 2 and x.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] == 0:
+                weights[name] = dequantize_rows(quantize_rows(x, qtype), qtype, x.shape[-1])
 
-    write_target(folder / f"{qtype}.gguf", wide, wanted=gguf.GGMLQuantizationType[qtype.upper()])
+    write_target(folder / f"{qtype}.gguf", wide, wanted=wanted)
     write_target(folder / f"{qtype}-f32.gguf", wide, change=store)
     expected = Engine(folder / f"{qtype}-f32.gguf", options=F32).logits(TEXT[:9])
 

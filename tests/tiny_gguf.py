@@ -128,7 +128,7 @@ def stored(name: str, x: np.ndarray, wanted: Type) -> tuple[np.ndarray, Type]:
     block = gguf.GGML_QUANT_SIZES[wanted][0]
     if x.ndim != 2 or x.shape[-1] % block:
         return x, Type.F32
-    if wanted in (Type.F16, Type.BF16):
+    if wanted in (Type.F32, Type.F16, Type.BF16):
         return gguf.quants.quantize(x, wanted), wanted
     return quantize_rows(x, wanted.name.lower()), wanted
 
