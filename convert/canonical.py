@@ -70,7 +70,7 @@ def canonical_fields(
         general
         | geometry(spec, target)
         | behaviour(spec, confidence)
-        | target_fields(target)
+        | target_fields(target, spec)
         | dict(tokenizer)
     )
     if tokenizer:
@@ -178,13 +178,13 @@ def behaviour(spec: DraftSpec, confidence: bool) -> dict[str, Field]:
     return fields
 
 
-def target_fields(target: TargetFacts) -> dict[str, Field]:
+def target_fields(target: TargetFacts, spec: DraftSpec) -> dict[str, Field]:
     """`dflash.target.*`, what is known of it."""
     fields = {
         "dflash.target.architecture": text(target.architecture),
-        "dflash.target.block_count": u32(target.num_hidden_layers),
-        "dflash.target.embedding_length": u32(target.hidden_size),
-        "dflash.target.vocab_size": u32(target.vocab_size),
+        "dflash.target.block_count": u32(target.num_hidden_layers or spec.num_target_layers),
+        "dflash.target.embedding_length": u32(target.hidden_size or spec.target_hidden_size),
+        "dflash.target.vocab_size": u32(target.vocab_size or spec.vocab_size),
         "dflash.target.tokenizer_hash": text(target.tokenizer_hash),
     }
     return {key: field for key, field in fields.items() if field.value}

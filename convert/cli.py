@@ -36,6 +36,8 @@ def integer_list(
 
 
 FIELD_OPTIONS = (
+    click.option("--config", type=click.Path(path_type=Path), help="config.json to read the fields from."),
+    click.option("--fc", type=click.Choice(["transposed", "mislabelled"]), help="Turn an fc that lies the wrong way round, or its shape."),
     click.option("--block-size", type=int, help="Tokens in a block, anchor included."),
     click.option("--mask-token-id", type=int, help="Token of the unknown rows."),
     click.option("--target-layer-ids", callback=integer_list, metavar="I,J,...", help="Captured layers, 0-based, state after the layer."),
@@ -95,11 +97,6 @@ def given_fields(values: dict[str, Any]) -> dict[str, Any]:
     help="Type of the matrices.",
 )
 @click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="config.json of the checkpoint, where it is not beside it.",
-)
-@click.option(
     "--pre-tokenizer", help="Name of the target's pre-tokenizer, where its pattern is not known."
 )
 @options(FIELD_OPTIONS)
@@ -122,7 +119,7 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
             check_output(
                 output, overwrite=given["overwrite"], inputs=[source, *([target] if target else [])]
             )
-        draft = read_draft(source, given_fields(given), given["config"])
+        draft = read_draft(source, given_fields(given), given["config"], given["fc"] or "")
         goal = read_target(target, given["pre_tokenizer"]) if target else None
         plan = plan_conversion(draft, goal, given["outtype"], given["dialect"])
         if given["dry_run"]:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .canonical import TargetFacts
-from .checkpoint import open_checkpoint
+from .checkpoint import Checkpoint, open_checkpoint
 from .dialects import config_fields, spec_from_config
 from .errors import InputError
 from .fields import Field
+from .ggml import FLOATS
 from .gguf import GgufFile, read_gguf
 from .gguf_dialects import read_spec, spelling, torch_shapes
-from .names import Match, match
+from .names import ANY, Match, generic, lookup, match
 from .plan import Span, source_type
 from .safetensors import SourceTensor
 from .spec import DraftSpec
 from .spelling import spellings
+from .strict_json import Section, read_json
 from .target import Target
 from .vocabulary import tokenizer_fields, tokenizer_hash
 
@@ -33,7 +35,7 @@ class Draft:
 
     path: Path
     dialect: str
-    """`hf`, or the spelling of a GGUF: `gguf`, `lucebox`, `ik`."""
+    """`hf`, or the spelling of a GGUF: `gguf`, `lucebox`, `ik`, `any` for a mixture."""
     spec: DraftSpec
     matches: tuple[Match, ...]
     spans: Mapping[str, Span]
@@ -56,25 +58,31 @@ def read_draft(
     path: str | os.PathLike[str],
     given: Mapping[str, Any] | None = None,
     config: str | os.PathLike[str] | None = None,
+    fc: str = "",
 ) -> Draft:
     """The draft at `path`: a folder, a .safetensors file or a GGUF.
 
-    `given` supplies spec fields and wins over the source; `config` is the config.json to use for a checkpoint. Raises
-    InputError where the source is not a draft, or not a sound one.
+    `given` supplies spec fields and wins over the source; `config` is the config.json to read them from, also for a
+    GGUF that lost some. `fc` says what to do with an fc that lies the wrong way round: `transposed` turns the weights,
+    `mislabelled` corrects the shape only. Raises InputError where the source is not a draft, or not a sound one.
     """
     path = Path(path)
     if not path.exists():
         raise InputError(
             "source does not exist", where=path, expected="a folder, a .safetensors file or a GGUF"
         )
-    if not path.is_dir() and path.suffix != ".safetensors":
-        return draft_from_gguf(read_gguf(path), given or {})
-    checkpoint = open_checkpoint(path, config)
-    _, sources = config_fields(checkpoint.config, given or {})
+    if path.is_dir() or path.suffix == ".safetensors":
+        return draft_from_checkpoint(open_checkpoint(path, config), given or {})
+    return draft_from_gguf(read_gguf(path), given or {}, Path(config) if config else None, fc)
+
+
+def draft_from_checkpoint(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Draft:
+    """The draft of an opened checkpoint."""
+    _, sources = config_fields(checkpoint.config, given)
     spec = spec_from_config(checkpoint.config, checkpoint.shapes, given)
+    matches = match(spec, checkpoint.shapes, "hf", checkpoint.path)
     return Draft(
-        path, "hf", spec, tuple(match(spec, checkpoint.shapes, "hf", path)),
-        {name: span_of(t) for name, t in checkpoint.tensors.items()}, sources,
+        checkpoint.path, "hf", spec, tuple(matches), {name: span_of(t) for name, t in checkpoint.tensors.items()}, sources,
         files=tuple({"name": f.path.name, "bytes": f.size, "header_sha256": f.header_sha256} for f in checkpoint.files),
     )  # fmt: skip
 
@@ -85,19 +93,57 @@ def span_of(tensor: SourceTensor) -> Span:
     return Span(tensor.name, str(tensor.file), tensor.offset, tensor.nbytes, kind, tensor.shape)
 
 
-def draft_from_gguf(file: GgufFile, given: Mapping[str, Any]) -> Draft:
-    """The draft of an opened GGUF, in any dialect."""
-    spec = read_spec(file, given)
+def draft_from_gguf(
+    file: GgufFile, given: Mapping[str, Any], config: Path | None = None, fc: str = ""
+) -> Draft:
+    """The draft of an opened GGUF, in any dialect or a mixture of their names."""
     column = spelling(file)
-    shapes = torch_shapes(file)
+    if any(generic(name)[0] not in lookup(column) for name in file.tensors):
+        column = ANY
     spans = {
         t.name: Span(t.name, str(file.path), t.offset, t.nbytes, t.type, t.shape[::-1])
         for t in file.tensors.values()
     }
+    if fc:
+        spans, file = turn_fc(spans, file, column, fc)
+    shapes = torch_shapes(file)
+    if config is None:
+        spec = read_spec(file, given, column)
+    else:
+        spec = spec_from_config(
+            Section(read_json(config), config), checkpoint_shapes(shapes, column), given
+        )
     return Draft(
         file.path, column, spec, tuple(match(spec, shapes, column, file.path)), spans, dict.fromkeys(given, "option"),
         tokenizer_fields(file.fields), facts_of(file), ({"name": file.path.name, "bytes": file.size},),
     )  # fmt: skip
+
+
+def turn_fc(
+    spans: dict[str, Span], file: GgufFile, column: str, word: str
+) -> tuple[dict[str, Span], GgufFile]:
+    """Spans and file with fc the right way round."""
+    name = next(
+        (n for n in spans if n in lookup(column) and lookup(column)[n].gguf == "fc.weight"), None
+    )
+    if name is None or len(spans[name].shape) != 2 or spans[name].type not in FLOATS:
+        raise InputError(
+            "there is no fc that could be turned",
+            where=file.path,
+            expected="fc.weight, a matrix of plain floats",
+        )
+    span = replace(spans[name], shape=spans[name].shape[::-1], transposed=word == "transposed")
+    info = replace(file.tensors[name], shape=file.tensors[name].shape[::-1])
+    return spans | {name: span}, replace(file, tensors=file.tensors | {name: info})
+
+
+def checkpoint_shapes(
+    shapes: Mapping[str, tuple[int, ...]], column: str
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a GGUF under the names of a checkpoint, for reading its config.json beside them."""
+    named = ((generic(name), shape) for name, shape in shapes.items())
+    rules = lookup(column)
+    return {rules[p].spellings["hf"][0].format(i=i): shape for (p, i), shape in named if p in rules}
 
 
 def facts_of(file: GgufFile) -> TargetFacts:

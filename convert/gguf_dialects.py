@@ -119,13 +119,14 @@ def variant_of(names: Mapping[str, Any]) -> str:
     return "dflash1"
 
 
-def read_spec(file: GgufFile, given: Mapping[str, Any]) -> DraftSpec:
+def read_spec(file: GgufFile, given: Mapping[str, Any], column: str = "") -> DraftSpec:
     """The fields of the file, before its tensors are looked at."""
-    column = spelling(file)
+    column = column or spelling(file)
     found = {name: given[name] if name in given else read_key(file, name) for name in KEYS}
     if "target_layer_ids" in given:
         found["target_layers"] = None
     shapes = canonical_shapes(file, column)
+    check_fc(shapes.get("fc.weight", ()), found["hidden_size"], file)
     ids, sliding = layer_ids(found, file), sliding_layers(found, file)
     variant = found["variant"] or variant_of(file.tensors)
     anchor = found["sample_from_anchor"]
@@ -211,6 +212,15 @@ def layer_ids(found: Mapping[str, Any], file: GgufFile) -> tuple[int, ...]:
             expected="target_layers = target_layer_ids + 1", fix="dflash-convert with --target-layer-ids",
         )  # fmt: skip
     return tuple(raw) if raw is not None else from_upstream_layers(shifted)
+
+
+def check_fc(fc: tuple[int, ...], hidden: int | None, file: GgufFile) -> None:
+    """Refuse a transposed fc by its own name, with the option that mends it."""
+    if len(fc) == 2 and fc[0] != hidden and fc[1] == hidden:
+        raise InputError(
+            "fc is transposed", found=f"[{fc[0]}, {fc[1]}]", where=f"{file.path}: fc.weight", expected=f"[{hidden}, layers * target hidden]",
+            fix="dflash-convert with --fc transposed (turn the weights) or --fc mislabelled (correct the shape only)",
+        )  # fmt: skip
 
 
 def captured_width(fc: tuple[int, ...], ids: tuple[int, ...], where: object) -> int:

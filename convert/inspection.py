@@ -19,6 +19,7 @@ DIALECTS = {
     "gguf": "GGUF, llama.cpp's dialect",
     "lucebox": "GGUF, Lucebox's dialect",
     "ik": "GGUF, the dialect of ik_llama.cpp and its relatives",
+    "any": "GGUF, the names of several dialects mixed",
 }
 
 

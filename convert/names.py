@@ -24,6 +24,10 @@ GGUF_DIALECTS = ("gguf", "lucebox", "ik")
 """The columns that spell GGUFs: canonical (llama.cpp's), Lucebox's, ik's and its relatives'."""
 
 
+ANY = "any"
+"""In place of a column: a GGUF that mixes the names of several dialects, as hand-patched ones do."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorRule:
     """One row of the table."""
@@ -126,7 +130,8 @@ def rule_from_row(row: Mapping[str, Any]) -> TensorRule:
 @cache
 def lookup(column: str) -> Mapping[str, TensorRule]:
     """Every accepted spelling of a column, layer number replaced by `{i}`, to its row."""
-    return {name: rule for rule in rules() for name in rule.spellings.get(column, ())}
+    columns = GGUF_DIALECTS if column == ANY else (column,)
+    return {name: rule for c in columns for rule in rules() for name in rule.spellings.get(c, ())}
 
 
 _LAYER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,5})(?=\.)")

@@ -36,7 +36,9 @@ class Span:
     type: int
     """ggml type id."""
     shape: tuple[int, ...]
-    """PyTorch order."""
+    """PyTorch order, as it ought to be."""
+    transposed: bool = False
+    """Whether the bytes lie the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class PlannedTensor:
     @property
     def copies(self) -> bool:
         """Whether the source's bytes are kept."""
-        return self.type == self.source.type and not self.offsets
+        return self.type == self.source.type and not self.offsets and not self.source.transposed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from threading import Event
 import numpy as np
 
 from .errors import InputError
-from .floats import from_float32, non_finite, overflows, to_float32
+from .floats import BITS, from_float32, non_finite, overflows, to_float32
 from .ggml import BF16, F16, F32, FLOATS, type_name
 from .gguf_writer import GgufWriter
 from .plan import PlannedTensor, Span
@@ -96,7 +96,8 @@ def transfer_one(
     into = hashlib.sha256()
     came = into if tensor.copies else hashlib.sha256()
     done = 0
-    for raw in sources.chunks(tensor.source, memoryview(bytearray(CHUNK))):
+    whole = tensor.source.nbytes if tensor.source.transposed else CHUNK
+    for raw in sources.chunks(tensor.source, memoryview(bytearray(whole))):
         if stop.is_set():
             break
         check_finite(raw, tensor.source)
@@ -121,11 +122,22 @@ def check_finite(raw: memoryview, span: Span) -> None:
 
 def changed(raw: memoryview, tensor: PlannedTensor, done: int) -> memoryview:
     """The chunk in the planned form; it lies `done` bytes behind the tensor's start."""
+    if tensor.source.transposed:
+        raw = turned(raw, tensor.source)
     if not tensor.offsets:
-        return from_float32(to_float32(raw, tensor.source.type), tensor.type)
+        same = tensor.type == tensor.source.type
+        return raw if same else from_float32(to_float32(raw, tensor.source.type), tensor.type)
     values = np.frombuffer(raw, "<i8")
     rows = np.arange(done // 8, done // 8 + values.size)
     return (values + rows).data.cast("B")
+
+
+def turned(raw: memoryview, span: Span) -> memoryview:
+    """A whole matrix, rows and columns exchanged."""
+    rows, columns = span.shape
+    return np.ascontiguousarray(
+        np.frombuffer(raw, BITS[span.type]).reshape(columns, rows).T
+    ).data.cast("B")
 
 
 def check_fit(tensors: Sequence[PlannedTensor]) -> None:
