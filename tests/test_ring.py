@@ -9,26 +9,24 @@ from pathlib import Path
 import numpy as np
 import plain_model as plain
 import pytest
-from dflash_gguf.runtime.engine import Engine, EngineOptions
-from tiny_gguf import V1, V2, DraftShape, Sizes, once, weights_of
+from dflash_gguf import _native
+from dflash_gguf.runtime.engine import Engine
+from tiny_engine import SMALL, TEXT, open_pair
+from tiny_gguf import V1, V2, DraftShape, Sizes, weights_of
 
-BASE = EngineOptions(kv_type="f16", threads=1)
-TEXT = [int(t) for t in np.random.default_rng(7).integers(0, 99, 80)]
 COMMITS = [1, 4, 2, 3, 1, 1, 4, 4, 3, 2]  # rows a step keeps, repeated; a block has 4
 FULL = replace(V1, sliding=(False, False), causal=(False, False))
 ALL_SLIDING = replace(V2, window=6)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    return tmp_path_factory.mktemp("ring")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
 
 
 def pair(folder: Path, d: DraftShape, **options: object) -> Engine:
-    """Target and draft of `d`, weights the same for every mask."""
-    return Engine(
-        once(folder, Sizes(vocab=d.sizes.vocab)), once(folder, d), replace(BASE, **options)
-    )
+    """As `open_pair`, with F16 caches unless `options` say otherwise."""
+    return open_pair(folder, d, **({"kv_type": "f16"} | options))
 
 
 def rebuilt(engine: Engine, length: int) -> tuple[list[bytes], bytes]:
@@ -117,7 +115,7 @@ def test_rejected_rows_leave_no_trace(folder: Path, d: DraftShape) -> None:
 
 def test_generation_does_not_depend_on_the_ring_below_its_capacity(folder: Path) -> None:
     """Full cache and any ring that never wraps: the same rounds, not only the same text."""
-    small = replace(V1, sizes=Sizes(layers=2, vocab=12))
+    small = replace(V1, sizes=SMALL)
     prompt = [t % 12 for t in TEXT[:9]]
     found = []
     for options in ({"kv": "full"}, {"ring": 49}, {"ring": 64}, {"ring": 0}):
@@ -149,6 +147,22 @@ def reference_block(folder: Path, d: DraftShape, context: list[int], length: int
     return plain.draft_block(
         weights, d, shared["token_embd.weight"], features[context], context, length, TEXT[length]
     )
+
+
+def test_draft_kv_bytes_are_the_formula(folder: Path) -> None:
+    """2 x layers x round_up(cap + q + 1, 32) x row bytes: 80.6 MiB at cap 4096 with 5 layers of 1024 in F16."""
+    assert 80.625 == 2 * 5 * _native.kv_total(4096, 8) * 1024 * 2 / 2**20
+
+    for options, cap, size in (
+        ({"ring": 40, "kv_type": "f16"}, 40, 2),
+        ({"ring": 0}, 2048, 2),
+        ({"kv": "full", "kv_type": "f32"}, 256, 4),
+    ):
+        engine = pair(folder, V1, **options)
+        rows = (cap + 4 + 1 + 31) // 32 * 32
+
+        assert 2 * 2 * rows * 32 * size == engine.draft_kv_bytes
+        assert (cap, rows) == (engine.describe()["ring"], engine.describe()["kv_total"])
 
 
 def test_the_known_wrong_rings_differ(folder: Path) -> None:
