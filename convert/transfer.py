@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -42,9 +42,9 @@ class Digest:
 class Sources:
     """The open source files; read by position, every byte that was promised or an error."""
 
-    def __init__(self, tensors: Sequence[PlannedTensor], stack: ExitStack) -> None:
+    def __init__(self, spans: Iterable[Span], stack: ExitStack) -> None:
         self.fds: dict[str, int] = {}
-        for file in {t.source.file for t in tensors}:
+        for file in {span.file for span in spans}:
             self.fds[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, self.fds[file])
 
@@ -78,7 +78,7 @@ def transfer(
     stop = Event()
     threads = min(MAX_THREADS, os.cpu_count() or 1, len(tensors))
     with ExitStack() as stack:
-        sources = Sources(tensors, stack)
+        sources = Sources((t.source for t in tensors), stack)
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         futures = [pool.submit(transfer_one, t, sources, writer, progress, stop) for t in tensors]
         try:
@@ -149,7 +149,7 @@ def check_fit(tensors: Sequence[PlannedTensor]) -> None:
     narrower = {(F32, F16), (BF16, F16), (F32, BF16)}
     chosen = [t for t in tensors if (t.source.type, t.type) in narrower]
     with ExitStack() as stack:
-        sources = Sources(chosen, stack)
+        sources = Sources((t.source for t in chosen), stack)
         for t in chosen:
             for raw in sources.chunks(t.source, memoryview(bytearray(CHUNK))):
                 check_finite(raw, t.source)

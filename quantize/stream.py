@@ -159,9 +159,7 @@ def quantize_tensors(
     importance = importance or {}
     results: list[Result] = []
     with ExitStack() as stack:
-        sources = Sources(stack)
-        for tensor in plan.tensors:  # opened here, so that workers only read
-            sources.read(tensor.span, 0, memoryview(bytearray()))
+        sources = Sources((tensor.span for tensor in plan.tensors), stack)
         pool = Pool(threads + 2)
         workers = stack.enter_context(ThreadPoolExecutor(threads))
         stack.callback(partial(workers.shutdown, wait=True, cancel_futures=True))
