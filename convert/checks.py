@@ -120,6 +120,8 @@ RULES: tuple[Rule, ...] = (
          lambda s: f"0 to {last_target_layer(s)} (the target has {s.num_target_layers or '?'} layers)"),
     Rule("target_layer_ids", "a target layer is captured twice",
          lambda s: len(set(s.target_layer_ids)) == len(s.target_layer_ids), lambda _: "distinct ids"),
+    Rule("target_layer_ids", "target layers are not in ascending order",
+         lambda s: list(s.target_layer_ids) == sorted(s.target_layer_ids), lambda s: f"{sorted(s.target_layer_ids)}"),
     *map(one_a_layer, ("sliding_layers", "causal_layers")),
     Rule("sliding_window", "sliding layers and window contradict each other",
          lambda s: 0 <= s.sliding_window <= MAX_SIZE and (s.sliding_window > 0) == any(s.sliding_layers),

@@ -21,6 +21,7 @@ from .plan import OUTTYPES, ConvertPlan
 from .signals import interruptible
 from .spelling import DIALECTS
 from .target import read_target
+from .vocabulary import template_note
 
 
 def integer_list(
@@ -122,10 +123,13 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
         draft = read_draft(source, given_fields(given), given["config"], given["fc"] or "")
         goal = read_target(target, given["pre_tokenizer"]) if target else None
         plan = plan_conversion(draft, goal, given["outtype"], given["dialect"])
+        note = template_note(plan.fields)
+        if note and not given["quiet"]:
+            click.echo(f"note: {note}", err=True)
         if given["dry_run"]:
             click.echo(show_json("plan", plan.to_json()) if given["as_json"] else show_plan(plan))
             return
-        note = {
+        used = {
             k: v
             for k, v in given.items()
             if k not in ("as_json", "quiet", "dry_run", "overwrite", "config") and v is not None
@@ -136,7 +140,7 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
                 draft,
                 goal,
                 output,
-                options=note,
+                options=used,
                 overwrite=given["overwrite"],
                 progress=bar.update,
             )

@@ -115,7 +115,7 @@ def draft_from_gguf(
         )
     return Draft(
         file.path, column, spec, tuple(match(spec, shapes, column, file.path)), spans, dict.fromkeys(given, "option"),
-        tokenizer_fields(file.fields), facts_of(file), ({"name": file.path.name, "bytes": file.size},),
+        tokenizer_fields(file.fields, file.path), facts_of(file), ({"name": file.path.name, "bytes": file.size},),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .ggml import BF16, F16, F32
+from .ggml import BF16, F16, F32, TYPES
 
 DTYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype("<f4"),
@@ -33,7 +33,9 @@ BITS: dict[int, np.dtype[Any]] = {F32: np.dtype("<u4"), F16: np.dtype("<u2"), BF
 
 
 def non_finite(raw: memoryview, kind: int) -> int:
-    """How many values of `raw` are infinite or not a number."""
+    """How many values of `raw`, or scales of its whole blocks, are infinite or not a number."""
+    if kind not in EXPONENT:
+        return bad_scales(raw, kind)
     mask = EXPONENT[kind]
     bits = np.frombuffer(raw, BITS[kind])
     exponents = np.empty(min(BLOCK, bits.size), bits.dtype)
@@ -44,6 +46,13 @@ def non_finite(raw: memoryview, kind: int) -> int:
         if found.max() == mask:
             count += int(np.count_nonzero(found == mask))
     return count
+
+
+def bad_scales(raw: memoryview, kind: int) -> int:
+    """How many scales of quantised blocks are infinite or not a number."""
+    block = TYPES[kind]
+    rows = np.frombuffer(raw, np.uint8).reshape(-1, block.size)
+    return sum(non_finite(rows[:, at : at + 2].copy().data.cast("B"), F16) for at in block.scales)
 
 
 def to_float32(raw: memoryview, kind: int) -> NDArray[np.float32]:

@@ -90,6 +90,16 @@ def read_fields(c: Cursor, count: int) -> dict[str, Field]:
     return fields
 
 
+def check_whole(c: Cursor, fields: dict[str, Field]) -> None:
+    """Refuse one part of a split file."""
+    count = Questions(fields, c.path).integer("split.count")
+    if count is not None and count != 1:
+        raise InputError(
+            "one part of a split GGUF", found=f"split.count = {count}", where=c.path, expected="a whole file",
+            fix="merge the parts with llama-gguf-split --merge",
+        )  # fmt: skip
+
+
 def read_alignment(c: Cursor, fields: dict[str, Field]) -> int:
     """`general.alignment`, 32 where the file does not say."""
     given = fields.get("general.alignment")
@@ -201,6 +211,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
             f"{n_tensors} tensors, {n_kv} metadata pairs, {left} bytes left", "at least one tensor, and room for all",
         )  # fmt: skip
     fields = read_fields(c, n_kv)
+    check_whole(c, fields)
     alignment = read_alignment(c, fields)
     table = list(read_tensors(c, n_tensors))
     tensors = place(c, table, alignment)

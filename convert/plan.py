@@ -21,6 +21,9 @@ from .spec import DraftSpec
 OUTTYPES = {"source": None, "bf16": BF16, "f16": F16, "f32": F32}
 """`--outtype` to the type of matrices; None keeps each tensor's own."""
 
+NUMBERS = frozenset(BY_NAME[n].id for n in ("I8", "I16", "I32", "I64", "F64"))
+"""Types that no matrix of a draft may have."""
+
 STORE = {"f32": F32, "i64": I64}
 """`store` of a tensor rule to the one type it may have."""
 
@@ -117,8 +120,13 @@ def plan_tensor(
 ) -> PlannedTensor:
     """One tensor: its type by its rule and `--outtype`."""
     kind = STORE.get(match.rule.store, span.type if matrix is None else matrix)
+    if match.rule.store == "matrix" and span.type in NUMBERS:
+        raise InputError(
+            "matrix has a type without weights", found=type_name(span.type), where=f"{span.file}: {span.name}",
+            expected="floats, or a quantised type",
+        )  # fmt: skip
     if kind != span.type and (span.type not in FLOATS or kind not in FLOATS):
-        if match.rule.store == "matrix" and span.type not in FLOATS | {I64}:
+        if match.rule.store == "matrix":
             raise UsageError(
                 "a quantised tensor cannot be given another type here", found=type_name(span.type), where=f"{span.file}: {span.name}",
                 expected="--outtype source", fix="convert the original checkpoint",

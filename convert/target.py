@@ -137,7 +137,7 @@ def target_from_gguf(file: GgufFile) -> Target:
         multi_section_rope=f"{arch}.rope.dimension_sections" in file.fields,
         name=ask.text("general.name") or "",
     )
-    return Target(file.path, spec, tokenizer_fields(file.fields))
+    return Target(file.path, spec, tokenizer_fields(file.fields, file.path))
 
 
 def end_tokens(ids: Any) -> tuple[int, ...]:

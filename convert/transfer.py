@@ -18,12 +18,12 @@ import numpy as np
 
 from .errors import InputError
 from .floats import BITS, from_float32, non_finite, overflows, to_float32
-from .ggml import BF16, F16, F32, FLOATS, type_name
+from .ggml import BF16, F16, F32, TYPES, type_name
 from .gguf_writer import GgufWriter
 from .plan import PlannedTensor, Span
 
 CHUNK = 2 << 20
-"""Bytes read at once; a multiple of every float's size."""
+"""Bytes read at once, cut to whole blocks."""
 MAX_THREADS = 4
 
 Progress = Callable[[int], object]
@@ -96,7 +96,8 @@ def transfer_one(
     into = hashlib.sha256()
     came = into if tensor.copies else hashlib.sha256()
     done = 0
-    whole = tensor.source.nbytes if tensor.source.transposed else CHUNK
+    block = TYPES[tensor.source.type].size
+    whole = tensor.source.nbytes if tensor.source.transposed else CHUNK // block * block
     for raw in sources.chunks(tensor.source, memoryview(bytearray(whole))):
         if stop.is_set():
             break
@@ -113,9 +114,9 @@ def transfer_one(
 
 def check_finite(raw: memoryview, span: Span) -> None:
     """Refuse values that are infinite or not a number."""
-    if span.type in FLOATS and (bad := non_finite(raw, span.type)):
+    if bad := non_finite(raw, span.type):
         raise InputError(
-            f"tensor has {bad} values that are not finite", found="NaN or infinity", where=f"{span.file}: {span.name}",
+            f"tensor has {bad} values or scales that are not finite", found="NaN or infinity", where=f"{span.file}: {span.name}",
             expected="finite weights", fix="the checkpoint is damaged; download it again",
         )  # fmt: skip
 

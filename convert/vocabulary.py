@@ -8,13 +8,16 @@ text in another way than the target was trained on. Renders no template.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import fields as kinds
 from .errors import InputError, one_line
-from .fields import Field, boolean, encode, i32s, text, texts, u32
+from .fields import Field, Questions, boolean, encode, i32s, text, texts, u32
 from .strict_json import MAX_TOKENIZER, Section, read_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -201,16 +204,63 @@ def special_tokens(folder: Path, tokens: list[str], config: Section) -> dict[str
     return fields
 
 
-def tokenizer_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """The `tokenizer.*` fields of a GGUF that belong to the target: all but its mask token."""
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+BYTE = 6
+"""`tokenizer.ggml.token_type` of a token that stands for one byte."""
+
+
+def tokenizer_fields(fields: Mapping[str, Field], where: object) -> dict[str, Field]:
+    """The `tokenizer.*` fields of a GGUF that belong to the target: all but its mask token.
+
+    Raises InputError where the vocabulary contradicts itself.
+    """
     found = {
         k: f
         for k, f in fields.items()
         if k.startswith("tokenizer.") and k != "tokenizer.ggml.mask_token_id"
     }
-    tokens = found.get("tokenizer.ggml.tokens")
-    if tokens is not None and tokens.item != kinds.STRING:
+    tokens = Questions(fields, where).texts("tokenizer.ggml.tokens")
+    if tokens is None:
+        return found
+
+    def refuse(key: str, what: str, seen: object, expected: str) -> None:
         raise InputError(
-            "tokens are not strings", found=tokens.type_name(), where="tokenizer.ggml.tokens"
+            what, found=one_line(seen), where=f"{where}: tokenizer.ggml.{key}", expected=expected
         )
+
+    for key in ("token_type", "scores"):
+        items = found.get(f"tokenizer.ggml.{key}")
+        if items is not None and (items.type != kinds.ARRAY or len(items.value) != len(tokens)):
+            refuse(
+                key,
+                "vocabulary arrays differ in length",
+                len(items.value) if items.item else "no array",
+                f"{len(tokens)}",
+            )
+    types = found.get("tokenizer.ggml.token_type")
+    if types is not None and types.item in kinds.DTYPES:
+        for i in np.flatnonzero(types.value == BYTE):
+            if not BYTE_TOKEN.fullmatch(tokens[i]):
+                refuse("tokens", "byte token does not name a byte", tokens[i], "<0x00> to <0xFF>")
+    for key in found:
+        if key.endswith("_token_id"):
+            number = Questions(fields, where).integer(key) or 0
+            if not 0 <= number < max(len(tokens), 1):
+                refuse(
+                    key.rpartition(".")[2],
+                    "special token is outside the vocabulary",
+                    number,
+                    f"0 to {len(tokens) - 1}",
+                )
     return found
+
+
+def template_note(fields: Mapping[str, Field]) -> str:
+    """A warning where the chat template reaches for Python's insides; it is copied and never rendered here."""
+    template = fields.get("tokenizer.chat_template")
+    marks = [mark for mark in ("__", "import") if template and mark in str(template.value)]
+    return (
+        f"the chat template contains {' and '.join(marks)}: it is copied as it is and was not rendered"
+        if marks
+        else ""
+    )

@@ -21,6 +21,7 @@ from dflash_gguf.convert.gguf_writer import GgufLayout, GgufOutput
 from dflash_gguf.convert.names import GGUF_DIALECTS, ordered
 from dflash_gguf.convert.spec import Conv, DraftSpec, RopeScaling, Selector
 from dflash_gguf.convert.spelling import architecture_of, spell_fields
+from hostile import edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,7 +79,7 @@ def specs(draw: st.DrawFn) -> DraftSpec:
         num_attention_heads=kv_heads * draw(st.integers(1, 4)), num_key_value_heads=kv_heads, head_dim=32,
         vocab_size=vocab, context_length=draw(st.integers(1, 2**20)), rms_norm_eps=draw(st.sampled_from([1e-5, 1e-6])),
         rope_theta=draw(st.floats(2, 1e8).map(float32)), rope_dimension_count=draw(st.sampled_from([16, 32])),
-        block_size=block, mask_token_id=draw(st.integers(0, vocab - 1)), target_layer_ids=tuple(ids),
+        block_size=block, mask_token_id=draw(st.integers(0, vocab - 1)), target_layer_ids=tuple(sorted(ids)),
         target_hidden_size=32 * draw(st.integers(1, 4)), sliding_window=window, sliding_layers=sliding,
         causal_layers=draw(flags), hidden_act=draw(st.sampled_from(["silu", "gelu"])),
         conv=Conv(draw(st.integers(1, block)), draw(st.sampled_from([16, 32]))) if variant == "dflash2" else None,
@@ -218,28 +219,6 @@ def test_ik_takes_eight_captured_layers() -> None:
     with pytest.raises(InputError, match="no more captured layers"):
         as_file(spec, "ik")
     assert spec == spec_from_gguf(as_file(spec, "lucebox"))
-
-
-def edited(
-    source: Path,
-    output: Path,
-    drop: tuple[str, ...] = (),
-    rename: dict[str, str] | None = None,
-    **fields: f.Field,
-) -> Path:
-    """A copy of a GGUF with keys dropped or set, and tensors renamed; `__` in a keyword stands for a dot."""
-    file = read_gguf(source)
-    raw = source.read_bytes()
-    kv = {k: v for k, v in file.fields.items() if k not in drop} | {
-        k.replace("__", "."): v for k, v in fields.items()
-    }
-    names = {n: (rename or {}).get(n, n) for n in file.tensors}
-    with GgufOutput(
-        output, kv, [(names[t.name], t.type, t.shape) for t in file.tensors.values()]
-    ) as writer:
-        for t in file.tensors.values():
-            writer.write(names[t.name], raw[t.offset : t.offset + t.nbytes])
-    return output
 
 
 @pytest.fixture(scope="module")
