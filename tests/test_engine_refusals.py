@@ -44,11 +44,15 @@ def test_a_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_tensors_the_pass_would_not_use_are_refused_by_name(tmp_path: Path) -> None:
     """Biases and strangers in the target, a missing tensor, another shape: each is an error that names it."""
-    bias = refused(tmp_path, edit=lambda w: w.update({"blk.0.attn_q.bias": np.zeros(64, np.float32)}))
+    bias = refused(
+        tmp_path, edit=lambda w: w.update({"blk.0.attn_q.bias": np.zeros(64, np.float32)})
+    )
     assert "biases" in bias.what
     assert "blk.0.attn_q.bias" in bias.found
 
-    stray = refused(tmp_path, edit=lambda w: w.update({"rope_freqs.weight": np.ones(8, np.float32)}))
+    stray = refused(
+        tmp_path, edit=lambda w: w.update({"rope_freqs.weight": np.ones(8, np.float32)})
+    )
     assert "rope_freqs.weight" in stray.found
 
     missing = refused(tmp_path, edit=lambda w: w.pop("blk.3.ffn_up.weight"))
