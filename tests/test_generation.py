@@ -9,10 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from dflash_gguf.convert.cli import main as convert
 from dflash_gguf.convert.errors import InputError, UsageError
-from dflash_gguf.runtime.engine import Engine
+from dflash_gguf.runtime.engine import Engine, EngineOptions
 from tiny_engine import EXACT, SMALL, TEXT, open_pair
 from tiny_gguf import V1, V2, Sizes, once, write_draft, write_target
+from tokenizers import Tokenizer
+
+PAIR = Path(__file__).resolve().parent.parent / "examples" / "pair"
+TARGET = PAIR / "Pair-Target-BF16.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +204,44 @@ def test_a_signal_stops_a_generation_between_steps(folder: Path) -> None:
         signal.signal(signal.SIGALRM, before)
 
     assert expected == engine.generate([1, 2, 3], 5).tokens
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained pair's drafts, converted."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name in ("v1", "v2"):
+        args = [
+            str(PAIR / f"draft-{name}"),
+            str(folder / f"{name}.gguf"),
+            "--target",
+            str(TARGET),
+            "--quiet",
+        ]
+        done = CliRunner().invoke(convert, args)
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.mark.parametrize("name", ["v1", "v2"])
+def test_a_trained_draft_pays_and_changes_no_token(trained: Path, name: str) -> None:
+    """On the real pair, beyond twice the window and through many wraps of a ring as small as a block: same text."""
+    prompt = (
+        Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json")).encode("1, 2, 3, 4, 5, 6,").ids
+    )
+    plain = Engine(TARGET, options=EngineOptions(threads=1)).generate(prompt, 150)
+    rounds, blocks = {}, {}
+    for ring in (0, 63, 8):
+        engine = Engine(TARGET, trained / f"{name}.gguf", EngineOptions(threads=1, ring=ring))
+        found = engine.generate(prompt, 150)
+
+        assert (plain.tokens, plain.margins) == (found.tokens, found.margins)
+        rounds[ring], blocks[ring] = (
+            found.rounds,
+            engine.propose(prompt + found.tokens).logits.tobytes(),
+        )
+
+    assert sum(a for _, a in rounds[0]) > 0.3 * len(rounds[0])
+    assert blocks[8] != blocks[0], "a ring shorter than the window is another function"
+    if name == "v2":  # every layer slides with window 64: 63 slots are all it can see
+        assert (rounds[0], blocks[0]) == (rounds[63], blocks[63])
