@@ -40,7 +40,7 @@ def write_text(
 ) -> None:
     """Write `text` so that `path` appears whole or not at all; see `OutputSet` for what is refused."""
     with OutputSet([path], overwrite=overwrite, inputs=inputs) as (file,):
-        file.write(text.encode())
+        file.write(text.encode(), 0)
 
 
 def find(name: str, folder: str, suffix: str) -> Path:

@@ -106,12 +106,21 @@ class Target:
         self.eos = tuple(eos if isinstance(eos, list) else [] if eos is None else [eos])
         self.embed = self.weights["model.embed_tokens.weight"]
         self.head = self.weights.get("lm_head.weight", self.embed)
+        self.blocks = [self.block(f"model.layers.{i}.") for i in range(self.layers)]
+
+    def block(self, prefix: str) -> Weights:
+        """The weights of one layer, its prefix taken off."""
+        return {
+            name.removeprefix(prefix): weight
+            for name, weight in self.weights.items()
+            if name.startswith(prefix)
+        }
 
     def layer(
         self, i: int, h: Tensor, positions: Tensor, cache: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
         """Layer `i` on rows `h` (n, H) at `positions`; appends their K and V to `cache`."""
-        w = {n.removeprefix(f"model.layers.{i}."): t for n, t in self.weights.items() if n.startswith(f"model.layers.{i}.")}  # fmt: skip
+        w = self.blocks[i]
         x = rms(h, w["input_layernorm.weight"], self.eps)
         q, k, v = (heads(x @ w[f"self_attn.{n}_proj.weight"].T, self.head_dim) for n in "qkv")
         q = rope(rms(q, w["self_attn.q_norm.weight"], self.eps), positions, self.theta)

@@ -1,0 +1,209 @@
+"""dflash-validate: run a draft for real, count what its target accepts, and say whether it is as good as its reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from ..convert.errors import UsageError, command_errors
+from ..convert.output import check_output
+from ..convert.signals import interruptible
+from . import files, measure, report
+from .engine import Engine, EngineOptions
+from .gate import Rules, Verdict, judge
+from .prompts import Prompt, read_prompts
+from .record import Record, record_from_json
+from .tokenizer import target_ids
+
+MAX_RECORD = 64 << 20
+DEFAULT_MAX_NEW = 128
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line, typed."""
+
+    draft: Path
+    target: Path
+    prompts: str
+    reference: str | None
+    update_reference: bool
+    out: Path | None
+    overwrite: bool
+    kv: str
+    ring: int
+    kv_type: str
+    causal: str
+    swa: str
+    n_max: int | None
+    max_new: int | None
+    limit: int | None
+    max_loss: float | None
+    threads: int
+    as_json: bool
+    quiet: bool
+
+    def check(self) -> None:
+        """Refuse contradictions before any file is opened."""
+        if self.update_reference and not self.reference:
+            raise UsageError(
+                "--update-reference needs --reference",
+                fix="say where the reference is to be written",
+            )
+        if self.ring and self.kv == "full":
+            raise UsageError("--ring contradicts --kv full", fix="leave one of them out")
+        if self.max_loss is not None and not 0 <= self.max_loss <= 100:  # false for NaN too
+            raise UsageError(
+                "--max-loss is not a percentage", found=self.max_loss, expected="0 to 100"
+            )
+        if self.out:
+            check_output(self.out, overwrite=self.overwrite, inputs=[self.draft, self.target])
+
+
+def choice(*values: str) -> click.Choice[str]:
+    """One of `values`."""
+    return click.Choice(values)
+
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command("dflash-validate", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("draft", type=FILE)
+@click.option(
+    "--target", type=FILE, required=True, help="GGUF of the target the draft was trained for."
+)
+@click.option(
+    "--prompts", required=True, help="JSONL prompt set: a path or the name of a packaged set."
+)
+@click.option("--reference", help="Reference record: a path or the name of a packaged one.")
+@click.option(
+    "--update-reference",
+    is_flag=True,
+    help="Write this run to --reference instead of judging by it.",
+)
+@click.option("--out", type=FILE, help="Write the record here.")
+@click.option("--overwrite", is_flag=True, help="Let --out replace a file.")
+@click.option(
+    "--kv", type=choice("ring", "full"), default="ring", show_default=True, help="Draft KV cache."
+)
+@click.option(
+    "--ring", type=click.IntRange(0), default=0, help="Rows of the ring; 0: max(2048, window)."
+)
+@click.option(
+    "--kv-type",
+    type=choice("f16", "f32"),
+    default="f16",
+    show_default=True,
+    help="Type of the KV caches.",
+)
+@click.option("--causal", type=choice("file", "none", "all"), default="file", show_default=True, help="Causality inside the block: as the file says by layer, or one for all layers (llama.cpp: none).")  # fmt: skip
+@click.option("--swa", type=choice("per_row", "anchored"), default="per_row", show_default=True, help="Where sliding windows are anchored (Lucebox: anchored).")  # fmt: skip
+@click.option("--n-max", type=click.IntRange(1), help="Drafted tokens a round at most.  [default: the reference's, else block_size - 1]")  # fmt: skip
+@click.option("--max-new", type=click.IntRange(1), help="New tokens a prompt at most.  [default: the reference's, else 128]")  # fmt: skip
+@click.option("--limit", type=click.IntRange(1), help="Run the first N prompts only.")
+@click.option(
+    "--max-loss",
+    type=float,
+    help="Mean accepted length that may be lost, in percent.  [default: 3]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 256),
+    default=CORES,
+    show_default="cores",
+    help="CPU threads.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--quiet", is_flag=True, help="No progress, no notes.")
+def main(**options: Any) -> None:
+    """Run DRAFT with its target over a prompt set, with and without drafting; count, compare, judge.
+
+    The exit code is the verdict: 0 good, 4 worse than the reference or broken, 6 not comparable or not measured.
+
+    Example: dflash-validate dflash-Pair-v1-Q8_0.gguf --target Pair-Target-BF16.gguf --prompts pair --reference pair-v1
+    """
+    request = Request(**options)
+    with command_errors("dflash-validate", as_json=request.as_json), interruptible():
+        verdict = validate(request)
+    sys.exit(verdict.exit_code)
+
+
+def validate(request: Request) -> Verdict:
+    """Run, judge, print; gives the verdict."""
+    request.check()
+    prompts = read_prompts(files.find(request.prompts, "prompts", ".jsonl"))[: request.limit]
+    path = files.find(request.reference, "references", ".json") if request.reference else None
+    judged = path is not None and not request.update_reference
+    reference = read_reference(path, request.limit) if path and judged else None
+    record = run(request, prompts, reference)
+    verdict = judge(record, reference, rules(request))
+    if request.out:
+        files.write_text(request.out, record.to_json(), overwrite=request.overwrite)
+    if path and request.update_reference and verdict.exit_code == 0:
+        files.write_text(
+            path, record.to_json(), overwrite=True, inputs=[request.draft, request.target]
+        )
+    if request.as_json:
+        click.echo(
+            json.dumps(
+                report.as_json(record, verdict, request.reference or ""),
+                indent=2,
+                ensure_ascii=False,
+            )
+        )
+    else:
+        click.echo(report.as_text(record, verdict, request.reference or ""))
+    return verdict
+
+
+def read_reference(path: Path, limit: int | None) -> Record:
+    """The reference at `path`, of its first `limit` prompts."""
+    record = record_from_json(files.read_bytes(path, MAX_RECORD), str(path))
+    return record.limited(limit) if limit else record
+
+
+def rules(request: Request) -> Rules:
+    """The gate's numbers as asked for."""
+    return (
+        Rules() if request.max_loss is None else replace(Rules(), max_loss=request.max_loss / 100)
+    )
+
+
+def run(request: Request, prompts: tuple[Prompt, ...], reference: Record | None) -> Record:
+    """The record of the draft over `prompts`."""
+    options = EngineOptions(
+        **{
+            f.name: getattr(request, f.name)
+            for f in fields(EngineOptions)
+            if hasattr(request, f.name)
+        }
+    )
+    engine = Engine(request.target, request.draft, options)
+    assert engine.spec is not None  # it has a draft
+    target, block = engine.target_spec, engine.spec.block_size
+    same = reference.conditions if reference else None
+    limits = measure.Limits(
+        n_max=min(request.n_max or (same.n_max if same else block), block - 1),
+        max_new=request.max_new or (same.max_new if same else DEFAULT_MAX_NEW),
+        context_length=target.context_length,
+    )
+    ids = target_ids(request.target, prompts, target.vocab_size, target.context_length)
+    silent = request.quiet or not sys.stderr.isatty()
+    bar = tqdm(
+        zip(prompts, ids, strict=True),
+        total=len(ids),
+        unit="prompt",
+        file=sys.stderr,
+        disable=silent,
+    )
+    pairs = measure.run_pairs(engine, bar, limits)
+    return measure.record_of(engine, pairs, limits, request.draft, request.target)
