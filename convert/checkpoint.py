@@ -53,6 +53,13 @@ def open_checkpoint(
                     "one tensor in two files", found=f"{tensors[name].file.name} and {file.path.name}", where=f"{path}: {one_line(name)}"
                 )  # fmt: skip
             tensors[name] = tensor
+    mask = folder / "mask_embedding.pt"
+    if mask.exists():
+        raise InputError(
+            "the draft brings its own embedding of the mask token, and no GGUF dialect has a place for one row",
+            found=mask.name, where=folder, expected="a draft whose mask token the target's embedding knows",
+        )  # fmt: skip
+    tensors = unfused(tensors, section)
     if not tensors:
         raise InputError("checkpoint has no tensors", where=path, expected="a draft's weights")
     return Checkpoint(path, section, files, tensors)
@@ -137,3 +144,29 @@ def check_index(
         raise InputError(
             "index has a wrong total_size", found=total, where=index, expected=f"{held} bytes"
         )
+
+
+def unfused(tensors: Mapping[str, SourceTensor], config: Section) -> dict[str, SourceTensor]:
+    """The tensors with every fused `qkv_proj` taken apart; its rows lie one after another, so no byte moves."""
+    out: dict[str, SourceTensor] = {}
+    for name, t in tensors.items():
+        stem, mark, _ = name.partition("qkv_proj.weight")
+        if not mark:
+            out[name] = t
+            continue
+        heads, kv_heads, dim = (
+            config.integer(k) or 0
+            for k in ("num_attention_heads", "num_key_value_heads", "head_dim")
+        )
+        rows = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * dim}
+        if len(t.shape) != 2 or min(rows.values()) <= 0 or sum(rows.values()) != t.shape[0]:
+            raise InputError(
+                "fused qkv_proj does not fit the heads", found=f"{list(t.shape)}", where=f"{t.file}: {one_line(name)}", expected=f"{sum(rows.values())} rows"
+            )  # fmt: skip
+        offset = t.offset
+        for letter, count in rows.items():
+            nbytes = t.nbytes // t.shape[0] * count
+            part = f"{stem}{letter}_proj.weight"
+            out[part] = SourceTensor(part, t.file, offset, nbytes, t.dtype, (count, t.shape[1]))
+            offset += nbytes
+    return out

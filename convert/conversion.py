@@ -63,12 +63,16 @@ def plan_conversion(
             expected="--target TARGET", fix="name the target's GGUF or its Hugging Face folder with --target",
         )  # fmt: skip
     spec = completed(draft.spec, facts)
-    tensors = plan_tensors(draft.matches, draft.spans, outtype, column, draft.dialect)
+    tensors = plan_tensors(
+        draft.matches, draft.spans, outtype, spec.vocab_size, column, draft.dialect
+    )
     fields = canonical_fields(
         spec, facts, tokenizer, weights=weight_count(tensors), type_id=main_type(tensors),
         confidence=any(m.rule.gguf == "conf_proj.weight" for m in draft.matches), revision=revision,
     )  # fmt: skip
-    return ConvertPlan(spec, spell_fields(fields, column, spec, facts.architecture), tensors)
+    gated = any(m.rule.gguf.endswith("attn_gate.weight") for m in draft.matches)
+    fields = spell_fields(fields, column, spec, facts.architecture, gated=gated)
+    return ConvertPlan(spec, fields, tensors)
 
 
 def completed(spec: DraftSpec, facts: TargetFacts) -> DraftSpec:

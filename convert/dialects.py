@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import InputError
 from .gguf_dialects import OPTIONS, captured_width, causality, spec_from_gguf, variant_of
-from .names import lookup, plain
+from .names import lookup, plain, shorten
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
 from .strict_json import Section
 
@@ -49,6 +49,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "use_sliding_window": ("flag", ("dflash_config.use_swa", "use_sliding_window")),
     "layer_types": ("texts", ("layer_types",)),
     "is_causal": ("flag", ("is_causal", "dflash_config.causal")),
+    "neox": ("flag", ("rope_is_neox_style", "dflash_config.rope_is_neox_style")),
     "non_causal": ("flag", ("sliding_window_non_causal",)),
     "sample_from_anchor": ("flag", ("sample_from_anchor", "dflash_config.sample_from_anchor")),
     "target_hidden_size": ("integer", ("target_hidden_size",)),
@@ -150,7 +151,7 @@ def spec_from_config(
     return DraftSpec(
         variant=variant,
         **{name: need(values, name, config) for name in REQUIRED},
-        rope_dimension_count=values.get("rope_dimension_count") or need(values, "head_dim", config),
+        rope_dimension_count=rotated(values, config),
         target_layer_ids=ids,
         target_hidden_size=captured_width(fc, ids, f"{config.where}: fc.weight"),
         sliding_window=window,
@@ -197,6 +198,15 @@ def check_architecture(config: Section) -> None:
         )  # fmt: skip
 
 
+def rotated(values: Mapping[str, Any], config: Section) -> int:
+    """Rotated dims of a head. A partial rotation is believed of MiMo's layout only: elsewhere it leaked from the target."""
+    head_dim: int = need(values, "head_dim", config)
+    nested = config.section("dflash_config")
+    mimo = nested is not None and "attention_sink_bias" in nested
+    factor = config.number("partial_rotary_factor") if mimo else None
+    return int(head_dim * factor) if factor is not None else head_dim
+
+
 def check_claims(values: Mapping[str, Any], shapes: Mapping[str, Any], config: Section) -> None:
     """Flags that imply tensors are checked against the tensors; a head of another kind is refused."""
     claims = (
@@ -209,6 +219,12 @@ def check_claims(values: Mapping[str, Any], shapes: Mapping[str, Any], config: S
                 f"config announces {what} that the tensors lack", found="true", where=config.where, expected=f"tensors named *{mark}*",
                 fix="download the checkpoint again",
             )  # fmt: skip
+    if variant_of(shapes) == "domino":
+        raise InputError(
+            "a Domino draft cannot be converted: no runtime's file for its recurrent head is known",
+            found=shorten([n for n in shapes if "prefix_gru" in n or "embed_proj" in n]), where=config.where,
+            expected="a DFlash, DFlash 2 or DSpark draft",
+        )  # fmt: skip
     if values["markov_head_type"] not in (None, "vanilla"):
         raise InputError(
             "Markov head is of a kind that no GGUF can carry", found=values["markov_head_type"],
@@ -223,6 +239,8 @@ def causal_word(values: Mapping[str, Any], variant: str, config: Section) -> str
     if values["is_causal"] is not None:
         return "all" if values["is_causal"] else "none"
     two_sided = values["non_causal"]
+    if values["layer_types"] is None and two_sided is None:
+        return "none"  # causality goes by layer type; no types, no causal layers
     if two_sided is None and variant == "dflash2" and "speculators_model_type" in config:
         two_sided = True  # the format's own default for this kind
     return "none" if two_sided else "sliding"

@@ -78,13 +78,45 @@ def read_draft(
 
 def draft_from_checkpoint(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Draft:
     """The draft of an opened checkpoint."""
-    _, sources = config_fields(checkpoint.config, given)
+    values, sources = config_fields(checkpoint.config, given)
     spec = spec_from_config(checkpoint.config, checkpoint.shapes, given)
     matches = match(spec, checkpoint.shapes, "hf", checkpoint.path)
+    used = {m.source for m in matches}
+    spans = {name: span_of(t) for name, t in checkpoint.tensors.items() if name in used}
+    if values["neox"] is False:
+        spans |= {
+            m.source: deinterleaved(spans[m.source], spec)
+            for m in matches
+            if m.rule.gguf in ROTATED
+        }
     return Draft(
-        checkpoint.path, "hf", spec, tuple(matches), {name: span_of(t) for name, t in checkpoint.tensors.items()}, sources,
+        checkpoint.path, "hf", spec, tuple(matches), spans, sources,
         files=tuple({"name": f.path.name, "bytes": f.size, "header_sha256": f.header_sha256} for f in checkpoint.files),
     )  # fmt: skip
+
+
+ROTATED = frozenset(
+    f"blk.{{i}}.{n}"
+    for n in (
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_q.bias",
+        "attn_k.bias",
+        "attn_q_norm.weight",
+        "attn_k_norm.weight",
+    )
+)
+"""Tensors whose rows follow the pairs of the rotation."""
+
+
+def deinterleaved(span: Span, spec: DraftSpec) -> Span:
+    """The span with its heads to be put in halves; refused where only part of a head rotates."""
+    if spec.rope_dimension_count != spec.head_dim:
+        raise InputError(
+            "interleaved pairs of a partial rotation cannot be rearranged", found=f"{spec.rope_dimension_count} of {spec.head_dim} dims",
+            where=f"{span.file}: {span.name}", expected="a rotation of whole heads",
+        )  # fmt: skip
+    return replace(span, interleaved=spec.head_dim)
 
 
 def span_of(tensor: SourceTensor) -> Span:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -42,6 +42,8 @@ class Span:
     """PyTorch order, as it ought to be."""
     transposed: bool = False
     """Whether the bytes lie the other way round."""
+    interleaved: int = 0
+    """Rows of a head whose rotated pairs are neighbours; they are put half and half. 0: they are already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,16 @@ class PlannedTensor:
     source: Span
     offsets: bool = False
     """Whether the source counts from each row's own number (`d2t` of a checkpoint), the output absolutely."""
+    ids_below: int = 0
+    """For token ids: the vocabulary they must lie in; 0 for weights."""
 
     @property
     def copies(self) -> bool:
         """Whether the source's bytes are kept."""
-        return self.type == self.source.type and not self.offsets and not self.source.transposed
+        source = self.source
+        return self.type == source.type and not (
+            self.offsets or source.transposed or source.interleaved
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ def plan_tensors(
     matches: Sequence[Match],
     spans: Mapping[str, Span],
     outtype: str,
+    vocab_size: int,
     column: str = "gguf",
     origin: str = "gguf",
 ) -> tuple[PlannedTensor, ...]:
@@ -110,14 +118,14 @@ def plan_tensors(
             f"{len(lost)} tensors that this dialect cannot carry", found=shorten([m.source for m in lost]), where=spans[lost[0].source].file,
             expected="tensors that its runtimes load", fix=f"use --dialect {' or '.join(able)}" if able else "no dialect carries all of them",
         )  # fmt: skip
+    planned = [plan_tensor(m, spans[m.source], OUTTYPES[outtype], column) for m in matches]
     return tuple(
-        plan_tensor(m, spans[m.source], OUTTYPES[outtype], column, origin) for m in matches
+        replace(t, offsets=origin == "hf", ids_below=vocab_size) if t.type == I64 else t
+        for t in planned
     )
 
 
-def plan_tensor(
-    match: Match, span: Span, matrix: int | None, column: str, origin: str
-) -> PlannedTensor:
+def plan_tensor(match: Match, span: Span, matrix: int | None, column: str) -> PlannedTensor:
     """One tensor: its type by its rule and `--outtype`."""
     kind = STORE.get(match.rule.store, span.type if matrix is None else matrix)
     if match.rule.store == "matrix" and span.type in NUMBERS:
@@ -136,14 +144,7 @@ def plan_tensor(
         )  # fmt: skip
     shape = span.shape[::-1]
     nbytes = tensor_bytes(kind, shape, span.name)
-    return PlannedTensor(
-        match.spelled(column),
-        kind,
-        shape,
-        nbytes,
-        span,
-        match.rule.store == "i64" and origin == "hf",
-    )
+    return PlannedTensor(match.spelled(column), kind, shape, nbytes, span)
 
 
 def source_type(dtype: str, where: str) -> int:

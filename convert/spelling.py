@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .errors import InputError
-from .fields import Field, text, u32
+from .fields import Field, boolean, text, u32
 from .spec import DraftSpec
 
 DIALECTS = {"canonical": "gguf", "lucebox": "lucebox", "ik": "ik"}
@@ -60,9 +60,9 @@ def architecture_of(column: str, target: str) -> str:
 
 
 def spell_fields(
-    fields: Mapping[str, Field], column: str, spec: DraftSpec, target: str
+    fields: Mapping[str, Field], column: str, spec: DraftSpec, target: str, *, gated: bool = False
 ) -> dict[str, Field]:
-    """The canonical `fields` in the keys of a dialect.
+    """The canonical `fields` in the keys of a dialect; `gated` where the draft has attention gates.
 
     Raises InputError where the dialect cannot say what the spec says.
     """
@@ -86,4 +86,8 @@ def spell_fields(
     out["general.architecture"] = text(arch)
     out[f"{arch}.dflash.n_target_layers"] = u32(taps)
     out[f"{arch}.dflash.n_target_features"] = u32(spec.feature_size)
+    if gated:  # Laguna: heads have gates, and the context's K and V take the normed state
+        out[f"{arch}.dflash.{'laguna' if column == 'ik' else 'context_kv_layer_norm'}"] = boolean(
+            True
+        )
     return out

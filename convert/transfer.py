@@ -96,13 +96,15 @@ def transfer_one(
     into = hashlib.sha256()
     came = into if tensor.copies else hashlib.sha256()
     done = 0
-    block = TYPES[tensor.source.type].size
-    whole = tensor.source.nbytes if tensor.source.transposed else CHUNK // block * block
+    unit = indivisible(tensor.source)
+    whole = max(CHUNK // unit * unit, unit)
     for raw in sources.chunks(tensor.source, memoryview(bytearray(whole))):
         if stop.is_set():
             break
         check_finite(raw, tensor.source)
         out = raw if tensor.copies else changed(raw, tensor, done)
+        if tensor.ids_below:
+            check_ids(out, tensor)
         writer.write(tensor.name, out)
         into.update(out)
         if came is not into:
@@ -110,6 +112,14 @@ def transfer_one(
         done += len(raw)
         progress(len(raw))
     return Digest(tensor.name, came.hexdigest(), into.hexdigest())
+
+
+def indivisible(span: Span) -> int:
+    """Bytes that a chunk must not cut: a block, a head that is rearranged, a matrix that is turned."""
+    if span.transposed:
+        return span.nbytes
+    rows = span.shape[0]
+    return span.nbytes // rows * span.interleaved if span.interleaved else TYPES[span.type].size
 
 
 def check_finite(raw: memoryview, span: Span) -> None:
@@ -121,10 +131,22 @@ def check_finite(raw: memoryview, span: Span) -> None:
         )  # fmt: skip
 
 
+def check_ids(out: memoryview, tensor: PlannedTensor) -> None:
+    """Refuse token ids outside the vocabulary."""
+    ids = np.frombuffer(out, "<i8")
+    if ids.min() < 0 or ids.max() >= tensor.ids_below:
+        raise InputError(
+            "token id is outside the vocabulary", found=f"{ids.min()} to {ids.max()}", where=f"{tensor.source.file}: {tensor.source.name}",
+            expected=f"0 to {tensor.ids_below - 1}",
+        )  # fmt: skip
+
+
 def changed(raw: memoryview, tensor: PlannedTensor, done: int) -> memoryview:
     """The chunk in the planned form; it lies `done` bytes behind the tensor's start."""
     if tensor.source.transposed:
         raw = turned(raw, tensor.source)
+    if tensor.source.interleaved:
+        raw = halved(raw, tensor.source)
     if not tensor.offsets:
         same = tensor.type == tensor.source.type
         return raw if same else from_float32(to_float32(raw, tensor.source.type), tensor.type)
@@ -139,6 +161,13 @@ def turned(raw: memoryview, span: Span) -> memoryview:
     return np.ascontiguousarray(
         np.frombuffer(raw, BITS[span.type]).reshape(columns, rows).T
     ).data.cast("B")
+
+
+def halved(raw: memoryview, span: Span) -> memoryview:
+    """Whole heads, the even rows of each first and then the odd ones."""
+    width = span.nbytes // span.shape[0]
+    heads = np.frombuffer(raw, np.uint8).reshape(-1, span.interleaved // 2, 2, width)
+    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).data.cast("B")
 
 
 def check_fit(tensors: Sequence[PlannedTensor]) -> None:

@@ -1,0 +1,411 @@
+"""Every published layout of a checkpoint, as a small one of exactly that layout (models.md sections 2 to 6).
+
+What llama.cpp can run becomes the canonical GGUF, equal to that of the plainest spelling; what it cannot is refused
+by the names of the tensors, with the dialect that can.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from click.testing import CliRunner
+from dflash_gguf.convert import fields as f
+from dflash_gguf.convert.cli import main
+from dflash_gguf.convert.draft import read_draft
+from dflash_gguf.convert.gguf import read_gguf
+from hostile import edited, refused
+
+Tensors = dict[str, tuple[str, np.ndarray]]
+RANK, REDUCED = 8, 40
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny target as a GGUF."""
+    return tiny.write_target_gguf(tmp_path_factory.mktemp("target") / "target.gguf")
+
+
+def convert(source: Path, output: Path, *more: Any) -> Path:
+    """A conversion that must succeed."""
+    result = CliRunner().invoke(main, [str(a) for a in (source, output, *more)])
+
+    assert 0 == result.exit_code, result.output
+    return output
+
+
+def values_of(path: Path) -> dict[str, bytes]:
+    """Name to bytes of every tensor of a GGUF."""
+    raw = path.read_bytes()
+    return {t.name: raw[t.offset : t.offset + t.nbytes] for t in read_gguf(path).tensors.values()}
+
+
+def random(seed: int, *shape: int) -> tuple[str, np.ndarray]:
+    """A BF16 tensor."""
+    return ("BF16", tiny.random_bf16(np.random.default_rng(seed), shape))
+
+
+def head(prefix: str, confidence: str, rows: int = tiny.VOCAB) -> Tensors:
+    """DSpark's Markov tables and confidence head under some publisher's names."""
+    return {
+        f"{prefix}markov_w1.weight": random(1, tiny.VOCAB, RANK), f"{prefix}markov_w2.weight": random(2, rows, RANK),
+        f"{confidence}.weight": random(3, 1, tiny.H + RANK), f"{confidence}.bias": random(4, 1),
+    }  # fmt: skip
+
+
+def renamed(tensors: Tensors, change: Callable[[str], str]) -> Tensors:
+    """The tensors under other names."""
+    return {change(name): value for name, value in tensors.items()}
+
+
+def flat(**more: Any) -> dict[str, Any]:
+    """The tiny config with everything at top level, as DeepSeek and Muse write it."""
+    config = tiny.draft_config()
+    return config | config.pop("dflash_config") | more
+
+
+def speculators(kind: str, **more: Any) -> dict[str, Any]:
+    """The same draft in the speculators format."""
+    config = tiny.draft_config()
+    backbone = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+                "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "layer_types", "sliding_window", "use_sliding_window")  # fmt: skip
+    return {
+        "architectures": ["DFlashDraftModel"], "speculators_model_type": kind, "block_size": 4, "mask_token_id": tiny.MASK,
+        "aux_hidden_state_layer_ids": [1, 3, 4], "transformer_layer_config": {k: config[k] for k in backbone},
+        "draft_vocab_size": tiny.VOCAB, "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": "x"}},
+    } | more  # fmt: skip
+
+
+def specforge(**more: Any) -> dict[str, Any]:
+    """SpecForge keeps a projector type beside z-lab's fields, and an auto_map that is never followed."""
+    config = tiny.draft_config()
+    config["dflash_config"] |= {"projector_type": "dspark", "markov_rank": RANK}
+    return config | {"architectures": ["DSparkDraftModel"], "auto_map": {"AutoModel": "x.Y"}} | more
+
+
+V1, DSPARK = (
+    tiny.draft_tensors(),
+    tiny.draft_tensors() | head("markov_head.", "confidence_head.proj"),
+)
+
+SAME: list[tuple[str, str, dict[str, Any], Tensors]] = [
+    ("Muse assistant", "v1", flat(architectures=["MuseGlimmerAssistantModel"]), renamed(V1, lambda n: {
+        "fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}.get(n, n))),
+    ("speculators dflash", "v1", speculators("dflash"), V1 | {"t2d": ("BOOL", np.zeros(tiny.VOCAB, np.uint8)), "verifier_norm.weight": random(9, tiny.H)}),
+    ("speculators midlayer", "v1", speculators("dflash"), renamed(V1, lambda n: n.replace("layers.0.", "midlayer."))),
+    ("model. prefix", "v1", tiny.draft_config(), renamed(V1, lambda n: f"model.{n}")),
+    ("both aux spellings", "v1", tiny.draft_config() | {"eagle_aux_hidden_state_layer_ids": [1, 3]}, V1),
+    ("label of another", "v1", tiny.draft_config() | {"architectures": ["DSparkDraftModel"]}, V1),
+    ("DeepSeek DSpark", "dspark", flat(architectures=["Qwen3DSparkModel"], markov_rank=RANK, markov_head_type="vanilla", enable_confidence_head=True), DSPARK),
+    ("SpecForge DSpark", "dspark", specforge(), DSPARK),
+    ("SpecForge rewritten", "dspark", specforge(architectures=["Qwen3DSparkModel"], auto_map=None), DSPARK),
+    ("DFlash label, Markov tensors", "dspark", tiny.draft_config(), DSPARK),
+    ("ModelOpt DSpark", "dspark", flat(architectures=["DSparkDraftModel"], use_confidence_head=True), tiny.draft_tensors() | head("", "confidence_proj")),
+    ("speculators dspark", "dspark", speculators("dspark", markov_rank=RANK, sample_from_anchor=True), DSPARK),
+    ("old logit_head prefix", "dspark", specforge(), tiny.draft_tensors() | head("logit_head.", "confidence_head.proj")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plainest", "config", "tensors"), [s[1:] for s in SAME], ids=[s[0] for s in SAME]
+)
+def test_every_spelling_of_a_draft_gives_the_same_bytes(
+    tmp_path: Path, target: Path, plainest: str, config: Any, tensors: Tensors
+) -> None:
+    """The layout is a spelling: the canonical file is byte-identical to that of the plainest one (bugs 14)."""
+    if plainest == "v1":
+        config = {k: v for k, v in config.items() if v is not None}
+        base = tiny.write_draft(tmp_path / "base")
+    else:
+        base = tiny.write_draft(
+            tmp_path / "base", config=flat(architectures=["Qwen3DSparkModel"]), tensors=DSPARK
+        )
+    ours = convert(
+        tiny.write_draft(tmp_path / "d", config=config, tensors=tensors),
+        tmp_path / "a.gguf",
+        "--target",
+        target,
+    )
+
+    assert convert(base, tmp_path / "b.gguf", "--target", target).read_bytes() == ours.read_bytes()
+
+
+def test_dspark_file_has_upstreams_keys_and_tensors(tmp_path: Path, target: Path) -> None:
+    """Markov tables, confidence head and their flags, as llama.cpp's loader wants them."""
+    source = tiny.write_draft(tmp_path / "d", config=specforge(), tensors=DSPARK)
+    file = read_gguf(convert(source, tmp_path / "o.gguf", "--target", target))
+
+    assert ("dspark", True, True) == (
+        file.kv["dflash.variant"],
+        file.kv["dflash.sample_from_anchor"],
+        file.kv["dflash.has_confidence_head"],
+    )
+    assert (RANK, tiny.VOCAB) == file.tensors["markov_w1.weight"].shape
+    assert (tiny.H + RANK, 1) == file.tensors["conf_proj.weight"].shape
+    assert (1,) == file.tensors["conf_proj.bias"].shape
+
+
+def test_reduced_vocabulary_becomes_absolute_ids(tmp_path: Path, target: Path) -> None:
+    """d2t offsets are turned into target ids; the head and the second Markov table keep their own rows."""
+    offsets = np.arange(REDUCED, dtype=np.int64) * 2
+    tensors = tiny.draft_tensors() | head("markov_head.", "confidence_head.proj", REDUCED) | {
+        "d2t": ("I64", offsets), "embed_tokens.weight": random(5, tiny.VOCAB, tiny.H), "lm_head.weight": random(6, REDUCED, tiny.H),
+    }  # fmt: skip
+    config = speculators("dspark", draft_vocab_size=REDUCED)
+    out = convert(
+        tiny.write_draft(tmp_path / "d", config=config, tensors=tensors),
+        tmp_path / "o.gguf",
+        "--target",
+        target,
+    )
+    d2t = np.frombuffer(values_of(out)["d2t"], np.int64)
+
+    np.testing.assert_array_equal(offsets + np.arange(REDUCED), d2t)
+    assert (tiny.H, REDUCED) == read_gguf(out).tensors["output.weight"].shape
+    assert REDUCED == read_draft(out).spec.draft_vocab_size
+    again = convert(out, tmp_path / "p.gguf", "--target", target)
+    assert out.read_bytes() == again.read_bytes()
+
+
+def test_reduced_vocabulary_that_leaves_the_target_is_refused(tmp_path: Path, target: Path) -> None:
+    """An absolute id past the embedding, and a size that d2t does not have."""
+    tensors = tiny.draft_tensors() | {
+        "d2t": ("I64", np.full(REDUCED, tiny.VOCAB, np.int64)),
+        "lm_head.weight": random(6, REDUCED, tiny.H),
+    }
+    source = tiny.write_draft(
+        tmp_path / "d", config=speculators("dflash", draft_vocab_size=REDUCED), tensors=tensors
+    )
+    assert "d2t" in refused(main, source, tmp_path / "o.gguf", "--target", target)
+    source = tiny.write_draft(
+        tmp_path / "e", config=speculators("dflash", draft_vocab_size=50), tensors=tensors
+    )
+    assert "contradicts d2t" in refused(main, source, tmp_path / "o.gguf", "--target", target)
+
+
+def test_speculators_flags_decide_causality(tmp_path: Path) -> None:
+    """Sliding layers are causal unless sliding_window_non_causal says otherwise; full ones never are."""
+    tensors = tiny.draft_tensors()
+    found = {}
+    for flag in (None, False, True):
+        config = speculators("dflash") | (
+            {} if flag is None else {"sliding_window_non_causal": flag}
+        )
+        found[flag] = read_draft(
+            tiny.write_draft(tmp_path / str(flag), config=config, tensors=tensors)
+        ).spec.causal_layers
+
+    assert {None: (True, False), False: (True, False), True: (False, False)} == found
+
+
+def mimo() -> tuple[dict[str, Any], Tensors]:
+    """Sinks, half a rotation, a window for all layers by switch alone, a scale on the values."""
+    config = tiny.draft_config() | {
+        "partial_rotary_factor": 0.5,
+        "v_head_dim": tiny.HEAD_DIM,
+        "rope_theta": 10000,
+    }
+    for key in ("layer_types", "use_sliding_window", "max_window_layers"):
+        del config[key]
+    config["dflash_config"] |= {"use_swa": True, "swa_window_size": 8, "attention_value_scale": 0.612, "attention_sink_bias": True,
+                                "backbone_rotary_base": 5000000, "num_anchors": 4, "block_size": 4}  # fmt: skip
+    sinks = {
+        f"layers.{i}.self_attn.attention_sink_bias": random(10 + i, tiny.HEADS) for i in range(2)
+    }
+    return config, tiny.draft_tensors() | sinks
+
+
+def test_mimo_keeps_sinks_half_rotation_and_value_scale(tmp_path: Path, target: Path) -> None:
+    """All layers slide, none is causal, half of each head rotates; sinks are F32 under upstream's name."""
+    config, tensors = mimo()
+    source = tiny.write_draft(tmp_path / "d", config=config, tensors=tensors)
+    out = convert(source, tmp_path / "o.gguf", "--target", target)
+    spec = read_draft(out).spec
+
+    assert ((True, True), (False, False), 8, tiny.HEAD_DIM // 2, 0.612) == (
+        spec.sliding_layers, spec.causal_layers, spec.sliding_window, spec.rope_dimension_count, spec.attention_value_scale
+    )  # fmt: skip
+    assert (tiny.HEADS,) == read_gguf(out).tensors["blk.1.attn_sinks.weight"].shape
+
+
+def test_partial_rotation_that_leaked_from_a_target_is_not_believed(tmp_path: Path) -> None:
+    """Outside MiMo's layout the factor belongs to the target (quirk 9)."""
+    config = tiny.draft_config() | {"partial_rotary_factor": 0.25}
+    assert (
+        tiny.HEAD_DIM
+        == read_draft(tiny.write_draft(tmp_path / "d", config=config)).spec.rope_dimension_count
+    )
+
+
+def test_mask_embedding_is_refused_with_the_reason(tmp_path: Path, target: Path) -> None:
+    """One row of an embedding has no place in any dialect; dropping it silently would cost the draft its mask."""
+    source = tiny.write_draft(tmp_path / "d")
+    (source / "mask_embedding.pt").write_bytes(b"PK\x03\x04")
+    assert "mask_embedding.pt" in refused(main, source, tmp_path / "o.gguf", "--target", target)
+
+
+def laguna() -> tuple[dict[str, Any], Tensors]:
+    """Fused qkv, gates, one more norm for each captured layer; every field in dflash_config."""
+    config = tiny.draft_config() | {"architectures": ["DFlashLagunaForCausalLM"], "model_type": "laguna", "gating": "per-head",
+                                    "eagle_aux_hidden_state_layer_ids": [1, 3]}  # fmt: skip
+    config["dflash_config"] |= {
+        "causal": True,
+        "num_target_layers": config.pop("num_target_layers"),
+    }
+    tensors = tiny.draft_tensors()
+    for i in range(2):
+        parts = [tensors.pop(f"layers.{i}.self_attn.{x}_proj.weight")[1] for x in "qkv"]
+        tensors[f"layers.{i}.self_attn.qkv_proj.weight"] = ("BF16", np.concatenate(parts))
+        tensors[f"layers.{i}.self_attn.g_proj.weight"] = random(20 + i, tiny.HEADS, tiny.H)
+        tensors[f"aux_hidden_norms.{i}.weight"] = random(30 + i, tiny.H)
+    return config, tensors
+
+
+def test_laguna_goes_into_the_dialects_that_carry_it(tmp_path: Path, target: Path) -> None:
+    """llama.cpp's file cannot carry gates and aux norms: refused with the dialects that can, which then get every byte."""
+    config, tensors = laguna()
+    source = tiny.write_draft(tmp_path / "d", config=config, tensors=tensors)
+    message = refused(main, source, tmp_path / "o.gguf", "--target", target)
+    assert "aux_hidden_norms.0.weight" in message
+    assert "--dialect lucebox or ik" in message
+    plain = tiny.draft_tensors()
+    for dialect, norm, key in (
+        ("ik", "dflash_aux_hidden_norm.1.weight", "laguna"),
+        ("lucebox", "dflash.aux_hidden_norm.1.weight", "context_kv_layer_norm"),
+    ):
+        out = convert(
+            source, tmp_path / f"{dialect}.gguf", "--target", target, "--dialect", dialect
+        )
+        found, kv = values_of(out), read_gguf(out).kv
+        for x, name in (("q", "attn_q"), ("k", "attn_k"), ("v", "attn_v")):
+            assert (
+                plain[f"layers.1.self_attn.{x}_proj.weight"][1].tobytes()
+                == found[f"blk.1.{name}.weight"]
+            )
+        assert (
+            tensors["layers.0.self_attn.g_proj.weight"][1].tobytes()
+            == found["blk.0.attn_gate.weight"]
+        )
+        assert norm in found
+        assert kv[f"dflash-draft.dflash.{key}"] is True
+        assert (True, True) == read_draft(out).spec.causal_layers
+
+
+def test_fused_rows_must_fit_the_heads(tmp_path: Path, target: Path) -> None:
+    """A qkv_proj of another height is refused by name."""
+    config, tensors = laguna()
+    tensors["layers.0.self_attn.qkv_proj.weight"] = random(1, 100, tiny.H)
+    source = tiny.write_draft(tmp_path / "d", config=config, tensors=tensors)
+    assert "does not fit the heads" in refused(
+        main, source, tmp_path / "o.gguf", "--target", target
+    )
+
+
+def test_biases_go_to_ik_only(tmp_path: Path, target: Path) -> None:
+    """gpt-oss drafts have 15 tensors a layer; only ik's loader takes the biases, and they are F32 there."""
+    rows = {"q": 64, "k": 32, "v": 32, "o": tiny.H}
+    biases = {
+        f"layers.{i}.self_attn.{x}_proj.bias": random(40 + i, n)
+        for i in range(2)
+        for x, n in rows.items()
+    }
+    tensors = tiny.draft_tensors() | biases
+    source = tiny.write_draft(
+        tmp_path / "d", config=tiny.draft_config() | {"attention_bias": True}, tensors=tensors
+    )
+    message = refused(main, source, tmp_path / "o.gguf", "--target", target)
+    assert "8 tensors that this dialect cannot carry" in message
+    assert "--dialect ik" in message
+    out = convert(source, tmp_path / "ik.gguf", "--target", target, "--dialect", "ik")
+    assert len(tensors) == len(values_of(out))
+    half = {k: v for k, v in tensors.items() if k != "layers.1.self_attn.q_proj.bias"}
+    source = tiny.write_draft(
+        tmp_path / "e", config=tiny.draft_config() | {"attention_bias": True}, tensors=half
+    )
+    assert "are missing" in refused(
+        main, source, tmp_path / "p.gguf", "--target", target, "--dialect", "ik"
+    )
+
+
+def test_gemma_target_scales_borrowed_embeddings(tmp_path: Path, target: Path) -> None:
+    """A Gemma target's embeddings are used times sqrt(hidden); a scale of the draft's own wins; the cap is kept."""
+    gemma = edited(target, tmp_path / "gemma.gguf", general__architecture=f.text("gemma4"), **{
+        k.replace("qwen3.", "gemma4.").replace(".", "__"): v for k, v in tiny.target_fields().items() if k.startswith("qwen3.")})  # fmt: skip
+    config = tiny.draft_config()
+    config["dflash_config"] |= {"final_logit_softcapping": 30.0}
+    one = read_draft(
+        convert(
+            tiny.write_draft(tmp_path / "a", config=config), tmp_path / "a.gguf", "--target", gemma
+        )
+    ).spec
+    config["dflash_config"] |= {"input_embedding_scale": 2.0, "output_multiplier": 0.5}
+    two = read_draft(
+        convert(
+            tiny.write_draft(tmp_path / "b", config=config), tmp_path / "b.gguf", "--target", gemma
+        )
+    ).spec
+
+    assert (8.0, 30.0, 1.0) == (one.embedding_scale, one.final_logit_softcapping, one.logit_scale)
+    assert (2.0, 30.0, 0.5) == (two.embedding_scale, two.final_logit_softcapping, two.logit_scale)
+
+
+def test_interleaved_rotation_is_rearranged(tmp_path: Path, target: Path) -> None:
+    """rope_is_neox_style false: within each head the even rows come first, then the odd; nothing else moves (bugs 10)."""
+    tensors = tiny.draft_tensors()
+    source = tiny.write_draft(
+        tmp_path / "d", config=tiny.draft_config() | {"rope_is_neox_style": False}
+    )
+    found = values_of(convert(source, tmp_path / "o.gguf", "--target", target))
+    order = np.r_[0 : tiny.HEAD_DIM : 2, 1 : tiny.HEAD_DIM : 2]
+    q = tensors["layers.1.self_attn.q_proj.weight"][1].reshape(tiny.HEADS, tiny.HEAD_DIM, tiny.H)[
+        :, order
+    ]
+    norm = tensors["layers.1.self_attn.k_norm.weight"][1][order]
+
+    assert q.tobytes() == found["blk.1.attn_q.weight"]
+    assert (norm.astype(np.uint32) << 16).tobytes() == found["blk.1.attn_k_norm.weight"]
+    assert tensors["layers.1.self_attn.v_proj.weight"][1].tobytes() == found["blk.1.attn_v.weight"]
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], Tensors]] = [
+    ("Domino", "Domino", tiny.draft_config(), V1 | {"prefix_gru.weight_ih_l0": random(1, 24, 8), "embed_proj.0.weight": random(2, 8, tiny.H)}),
+    ("gated Markov head", "no GGUF can carry", flat(markov_head_type="gated"), DSPARK),
+    ("confidence head announced", "that the tensors lack", flat(enable_confidence_head=True), V1),
+    ("gated q_proj", "shape contradicts", tiny.draft_config(), V1 | {"layers.0.self_attn.q_proj.weight": random(1, 128, tiny.H)}),
+    ("mask_hidden", "do not belong", speculators("dflash"), V1 | {"mask_hidden": random(1, tiny.H)}),
+    ("DeepSeek V4 stages", "", {"architectures": ["DeepseekV4DSparkModel"]}, {"mtp.0.main_proj.weight": random(1, 4, 4)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "config", "tensors"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED]
+)
+def test_what_no_file_can_carry_is_refused_by_name(
+    tmp_path: Path, target: Path, what: str, config: Any, tensors: Tensors
+) -> None:
+    """Exactly why not, and nothing on the disk."""
+    source = tiny.write_draft(tmp_path / "d", config=config, tensors=tensors)
+    assert what in refused(main, source, tmp_path / "o.gguf", "--target", target)
+
+
+def test_odd_shard_names_are_found_by_the_index(tmp_path: Path, target: Path) -> None:
+    """MiMo's dflash_draft_model-*.safetensors with an index of its own."""
+    folder = tiny.write_draft(tmp_path / "d", shards=2)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    (folder / "model.safetensors.index.json").unlink()
+    for name in set(index["weight_map"].values()):
+        (folder / name).rename(folder / name.replace("model-", "dflash_draft_model-"))
+    index["weight_map"] = {
+        k: v.replace("model-", "dflash_draft_model-") for k, v in index["weight_map"].items()
+    }
+    (folder / "dflash_draft_model.safetensors.index.json").write_text(json.dumps(index))
+    whole = convert(tiny.write_draft(tmp_path / "e"), tmp_path / "e.gguf", "--target", target)
+
+    assert (
+        whole.read_bytes() == convert(folder, tmp_path / "d.gguf", "--target", target).read_bytes()
+    )
