@@ -64,7 +64,7 @@ def theirs(server: LlamaServer) -> Case:
     """llama.cpp as a case."""
 
     def case(ids: list[int], max_new: int) -> tuple[int, float, int, int]:
-        c = server.complete(ids, max_new)
+        c = server.complete(ids, max_new, ignore_eos=True)
         return len(c.tokens) - 1, c.decode_s, c.drafted, c.accepted
 
     return case

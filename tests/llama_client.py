@@ -154,7 +154,7 @@ class LlamaServer:
         return list(self.post("/tokenize", {"content": text, "parse_special": True})["tokens"])
 
     def complete(
-        self, prompt: Sequence[int] | str, max_new: int, *, ignore_eos: bool = True
+        self, prompt: Sequence[int] | str, max_new: int, *, ignore_eos: bool = False
     ) -> Completion:
         """`max_new` greedy tokens after `prompt` (token ids, or text that llama.cpp tokenises)."""
         body = {
