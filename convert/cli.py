@@ -13,12 +13,14 @@ from tqdm import tqdm
 
 from .conversion import Outcome, plan_conversion, run_plan
 from .draft import read_draft
-from .errors import SCHEMA, UsageError, command_errors
+from .errors import SCHEMA, DflashError, UsageError, command_errors
 from .ggml import type_name
 from .inspection import inspect, render_inspection
 from .output import check_output
 from .plan import OUTTYPES, ConvertPlan
+from .published import by_name, recognise
 from .signals import interruptible
+from .spec import DraftSpec
 from .spelling import DIALECTS
 from .target import read_target
 from .vocabulary import template_note
@@ -37,6 +39,7 @@ def integer_list(
 
 
 FIELD_OPTIONS = (
+    click.option("--published", metavar="NAME", help="Take what the source lost from this published draft."),
     click.option("--config", type=click.Path(path_type=Path), help="config.json to read the fields from."),
     click.option("--fc", type=click.Choice(["transposed", "mislabelled"]), help="Turn an fc that lies the wrong way round, or its shape."),
     click.option("--block-size", type=int, help="Tokens in a block, anchor included."),
@@ -67,9 +70,10 @@ def options(rows: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
 
 
 def given_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """The spec fields that options supply."""
+    """The spec fields that options supply, those of a published draft under those that are given one by one."""
     names = ("block_size", "mask_token_id", "target_layer_ids", "rope_theta", "sliding_window")
-    given = {name: values[name] for name in names if values[name] is not None}
+    given = by_name(values["published"]).supplied() if values["published"] else {}
+    given |= {name: values[name] for name in names if values[name] is not None}
     if values["sliding_layers"] is not None:
         given["sliding_layers"] = tuple(bool(v) for v in values["sliding_layers"])
     if values["causal"] is not None:
@@ -123,9 +127,10 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
         draft = read_draft(source, given_fields(given), given["config"], given["fc"] or "")
         goal = read_target(target, given["pre_tokenizer"]) if target else None
         plan = plan_conversion(draft, goal, given["outtype"], given["dialect"])
-        note = template_note(plan.fields)
-        if note and not given["quiet"]:
-            click.echo(f"note: {note}", err=True)
+        notes = [template_note(plan.fields), *published_notes(plan.spec)]
+        if not given["quiet"]:
+            for note in filter(None, notes):
+                click.echo(f"note: {note}", err=True)
         if given["dry_run"]:
             click.echo(show_json("plan", plan.to_json()) if given["as_json"] else show_plan(plan))
             return
@@ -151,6 +156,16 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
         )
 
 
+def published_notes(spec: DraftSpec) -> list[str]:
+    """What differs from the published draft that this one looks like; nothing where it is none, or exactly one."""
+    found = recognise(spec)
+    return (
+        [f"this looks like {found[0].name}, but {difference}" for difference in found[1]]
+        if found
+        else []
+    )
+
+
 def progress_bar(total: int, *, quiet: bool) -> Any:
     """A byte counter on stderr, silent where it would disturb."""
     off = quiet or not sys.stderr.isatty()
@@ -165,12 +180,16 @@ def progress_bar(total: int, *, quiet: bool) -> Any:
     )
 
 
-def show_json(name: str, body: dict[str, Any]) -> str:
+def show_json(name: str, body: dict[str, Any], verdict: DflashError | None = None) -> str:
     """The one object of a `--json` run."""
     command = "dflash-inspect" if name == "inspection" else "dflash-convert"
-    return json.dumps(
-        {"schema": SCHEMA, "command": command, "ok": True, name: body}, indent=2, ensure_ascii=False
-    )
+    head = {
+        "schema": SCHEMA,
+        "command": command,
+        "ok": verdict is None,
+        "exit_code": verdict.exit_code if verdict else 0,
+    }
+    return json.dumps(head | {name: body}, indent=2, ensure_ascii=False)
 
 
 def show_plan(plan: ConvertPlan) -> str:
@@ -219,9 +238,11 @@ def inspect_main(file: Path, target: Path | None, as_json: bool, quiet: bool) ->
     """
     with command_errors("dflash-inspect", as_json=as_json):
         inspection = inspect(file, target)
-        click.echo(
-            show_json("inspection", inspection.to_json())
-            if as_json
-            else render_inspection(inspection)
-        )
-        inspection.raise_if_unsound()
+        verdict = inspection.verdict
+        if not as_json:
+            click.echo(render_inspection(inspection))
+            if verdict is not None:
+                raise verdict
+            return
+        click.echo(show_json("inspection", inspection.to_json(), verdict))
+        sys.exit(verdict.exit_code if verdict else 0)

@@ -47,6 +47,8 @@ class Draft:
     """What a GGUF says of its target."""
     files: tuple[dict[str, Any], ...] = ()
     """Name, bytes and header hash of every source file, for the manifest."""
+    gguf: GgufFile | None = None
+    """The file as it was read, where it is a GGUF."""
 
     @property
     def paths(self) -> list[Path]:
@@ -148,6 +150,7 @@ def draft_from_gguf(
     return Draft(
         file.path, column, spec, tuple(match(spec, shapes, column, file.path)), spans, dict.fromkeys(given, "option"),
         tokenizer_fields(file.fields, file.path), facts_of(file), ({"name": file.path.name, "bytes": file.size},),
+        file,
     )  # fmt: skip
 
 
