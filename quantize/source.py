@@ -53,7 +53,7 @@ def open_source(
                 "the GGUF is one part of several", found=f"split.count = {fields['split.count'].value}", where=path,
                 expected="a whole file", fix="join the parts with llama-gguf-split --merge",
             )  # fmt: skip
-        tensors = plan_tensors(draft.matches, draft.spans, "source")
+        tensors = plan_tensors(draft.matches, draft.spans, "source", draft.spec.vocab_size)
         return Source(draft.path, draft.spec, fields, tensors, draft.files, draft.paths)
     if draft.dialect == "hf" and target is None:
         raise UsageError(
