@@ -45,7 +45,7 @@ class EngineOptions:
     """Window of sliding layers: every row its own (the reference), or anchored at the last committed token."""
     max_context: int = 0
     """Positions of the target's cache; 0 for the target's context_length."""
-    micro_batch: int = 32
+    micro_batch: int = 64
     """Prefill rows at a time: never changes a bit."""
 
 
@@ -195,14 +195,14 @@ def layer_dims(spec: TargetSpec | DraftSpec) -> _native.LayerDims:
 
 
 def target_config(spec: TargetSpec, file: GgufFile) -> _native.TargetConfig:
-    """The native form of `spec`; refuses an architecture that has no forward pass here."""
-    if spec.architecture != "qwen3":
-        raise InputError(
-            "the runtime has no forward pass for this target",
-            found=spec.architecture,
-            where=f"{file.path}: general.architecture",
-            expected="qwen3",
-        )
+    """The native form of `spec`; refuses a target that has no forward pass here."""
+    scaling = file.ask.text(f"{spec.architecture}.rope.scaling.type") or "none"
+    reasons: dict[str, tuple[object, bool, str]] = {
+        "general.architecture": (spec.architecture, spec.architecture == "qwen3", "qwen3"),
+        "rope.scaling.type": (scaling, scaling == "none", "none"),
+        "rope.dimension_sections": (spec.multi_section_rope, not spec.multi_section_rope, "absent"),
+    }
+    refuse(reasons, "target", file)
     config = _native.TargetConfig()
     config.dims = layer_dims(spec)
     for name in (
@@ -250,7 +250,7 @@ def refuse_unsupported(spec: DraftSpec, file: GgufFile) -> None:
     """Raise InputError, by name, for a draft that the runtime would compute wrongly."""
     dialect = spelling(file)
     scaling = spec.rope_scaling.type if spec.rope_scaling else "linear"
-    reasons = {
+    reasons: dict[str, tuple[object, bool, str]] = {
         "dialect": (dialect, dialect == "gguf", "canonical names; dflash-convert writes them"),
         "variant": (spec.variant, spec.variant in ("dflash1", "dflash2"), "dflash1 or dflash2"),
         "rope_scaling": (scaling, scaling == "linear", "none or linear"),
@@ -261,11 +261,16 @@ def refuse_unsupported(spec: DraftSpec, file: GgufFile) -> None:
         ),
         "sample_from_anchor": (spec.sample_from_anchor, not spec.sample_from_anchor, "False"),
     }
-    for field, (found, ok, expected) in reasons.items():
+    refuse(reasons, "draft", file)
+
+
+def refuse(reasons: dict[str, tuple[object, bool, str]], what: str, file: GgufFile) -> None:
+    """Raise InputError for the first of `reasons` (name to found, fine, expected) that is not fine."""
+    for name, (found, ok, expected) in reasons.items():
         if not ok:
             raise InputError(
-                "the runtime does not compute this kind of draft",
-                found=f"{field} = {found}",
+                f"the runtime does not compute this kind of {what}",
+                found=f"{name} = {found}",
                 where=file.path,
                 expected=expected,
             )

@@ -12,7 +12,17 @@ from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.target import target_from_gguf
 from dflash_gguf.runtime.engine import Engine, native_file, run_config, target_config
 from tiny_engine import EXACT, open_pair
-from tiny_gguf import V1, Arrays, Change, Sizes, write_draft, write_target
+from tiny_gguf import (
+    V1,
+    Arrays,
+    Change,
+    Sizes,
+    geometry,
+    weights_of,
+    write_draft,
+    write_gguf,
+    write_target,
+)
 
 SIZES = Sizes()
 
@@ -62,6 +72,29 @@ def test_tensors_the_pass_would_not_use_are_refused_by_name(tmp_path: Path) -> N
         tmp_path, edit=lambda w: w.update({"blk.1.ffn_norm.weight": np.ones(32, np.float32)})
     )
     assert ("[32]", "[64]") == (shape.found, shape.expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("rope.dimension_count", 64, "rope_dimension_count = 64"),
+        ("rope.dimension_count", 7, "rope_dimension_count = 7"),
+        ("attention.head_count_kv", 3, "num_key_value_heads = 3"),
+        ("attention.layer_norm_rms_epsilon", 0.0, "rms_norm_eps = 0"),
+        ("rope.freq_base", -1.0, "rope_theta = -1"),
+        ("rope.scaling.type", "yarn", "rope.scaling.type = yarn"),
+    ],
+)
+def test_a_target_whose_metadata_cannot_be_meant_is_refused(
+    tmp_path: Path, key: str, value: object, named: str
+) -> None:
+    """Sizes that tensor shapes do not show, and a scaling that would silently be left out: refused by field."""
+    write_gguf(tmp_path / "t.gguf", "qwen3", geometry(SIZES) | {key: value}, weights_of(SIZES))
+
+    with pytest.raises(InputError) as caught:
+        Engine(tmp_path / "t.gguf", options=EXACT)
+
+    assert named in f"{caught.value.found} {caught.value.expected}"
 
 
 def test_a_tensor_outside_the_file_is_refused(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def stored(name: str, x: np.ndarray, wanted: Type) -> tuple[np.ndarray, Type]:
 
 
 def write_gguf(
-    path: Path, arch: str, kv: Mapping[str, Any], weights: Arrays, wanted: Type
+    path: Path, arch: str, kv: Mapping[str, Any], weights: Arrays, wanted: Type = Type.F32
 ) -> Arrays:
     """Write the file; gives the weights back as the file holds them."""
     writer = gguf.GGUFWriter(path, arch)

@@ -52,6 +52,11 @@ struct DraftConfig {
     int64_t feature_size() const { return static_cast<int64_t>(target_layer_ids.size()) * target_hidden_size; }
 };
 
+// Sizes that the forward passes rely on beyond the tensors' shapes. Throws Fault Input naming the field; `where` is the
+// file.
+void check_config(const TargetConfig& c, const std::string& where);
+void check_config(const DraftConfig& c, const std::string& where);
+
 // Which window the sliding layers of the draft use (spec-runtime 1.4): every row its own, as the reference does, or
 // one anchored at the last committed token for all rows, as Lucebox does.
 enum class Window { PerRow, Anchored };
@@ -64,7 +69,7 @@ struct RunConfig {
     std::string isa = "auto";
     Window window = Window::PerRow;
     int64_t max_context = 0;     // positions, 0 for the target's context_length
-    int64_t micro_batch = 32;    // rows of the target's prefill at a time
+    int64_t micro_batch = 64;    // rows of the target's prefill at a time
 };
 
 }  // namespace dflash

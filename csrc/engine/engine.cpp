@@ -45,6 +45,7 @@ void check_pair(const ModelFile& draft, const TargetConfig& t, const DraftConfig
 Engine start(const ModelFile& target, const TargetConfig& config, const RunConfig& run, std::vector<int64_t> captured,
              int64_t block) {
     check_run(run);
+    check_config(config, target.path);
     const int64_t rows = std::max(run.micro_batch, block);
     Engine e;
     e.run = run;
@@ -66,6 +67,7 @@ Engine make_engine(const ModelFile& target, const TargetConfig& config, const Ru
 
 Engine make_engine(const ModelFile& target, const TargetConfig& config, const ModelFile& draft,
                    const DraftConfig& draft_config, const RunConfig& run) {
+    check_config(draft_config, draft.path);
     check_pair(draft, config, draft_config);
     Engine e = start(target, config, run, draft_config.target_layer_ids, draft_config.block_size);
     e.draft = make_draft(draft.path, draft.tensors, draft_config, run, e.target.max_context,
