@@ -25,7 +25,8 @@ from pair.learn import round_weights
 from pair.target import Geometry, Target
 from tokenizers import Tokenizer
 
-STEPS = {"target": 400, "texts": 1536, "draft-v1": 800, "draft-v2": 800}
+STEPS = {"target": 650, "texts": 16, "draft-v1": 500, "draft-v2": 500}
+FIRST_RUN = 400  # steps of the target before its warm restart
 GGUF_NAME = "Pair-Target-BF16.gguf"
 TOKENIZER_DOCUMENTS = 4000
 
@@ -57,7 +58,7 @@ class Pair:
     def do_target(self) -> None:
         """Train the target."""
         target_training.train_target(
-            self.tokenizer(), self.seed, self.steps["target"], self.work
+            self.tokenizer(), self.seed, (FIRST_RUN, self.steps["target"]), self.work
         )
 
     def do_texts(self) -> None:
@@ -117,16 +118,37 @@ STAGES = ("tokenizer", "target", "texts", "draft-v1", "draft-v2", "export", "eva
 
 @click.command(epilog="Example: train_pair.py --out examples/pair --work /tmp/pair --seed 0")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the pair.")
-@click.option("--work", type=click.Path(path_type=Path), required=True, help="Folder of the stages.")
-@click.option("--sets", type=click.Path(path_type=Path), default=Path("manifests/prompts"),
-              show_default=True, help="Folder of the prompt sets.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), required=True, help="Folder of the stages."
+)
+@click.option(
+    "--sets",
+    type=click.Path(path_type=Path),
+    default=Path("manifests/prompts"),
+    show_default=True,
+    help="Folder of the prompt sets.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of corpus, weights and sampling.")
 @click.option("--threads", default=2, show_default=True, help="PyTorch threads.")
-@click.option("--stage", "only", multiple=True, type=click.Choice(STAGES), help="Only these stages.")
-@click.option("--steps", multiple=True, type=(click.Choice(list(STEPS)), int), metavar="STAGE N",
-              help=f"Training steps (texts: number of texts); defaults {STEPS}.")
-def main(out: Path, work: Path, sets: Path, seed: int, threads: int, only: tuple[str, ...],
-         steps: tuple[tuple[str, int], ...]) -> None:
+@click.option(
+    "--stage", "only", multiple=True, type=click.Choice(STAGES), help="Only these stages."
+)
+@click.option(
+    "--steps",
+    multiple=True,
+    type=(click.Choice(list(STEPS)), int),
+    metavar="STAGE N",
+    help=f"Training steps (texts: batches of texts); defaults {STEPS}.",
+)
+def main(
+    out: Path,
+    work: Path,
+    sets: Path,
+    seed: int,
+    threads: int,
+    only: tuple[str, ...],
+    steps: tuple[tuple[str, int], ...],
+) -> None:
     """Train the example pair, or the chosen stages of it."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)

@@ -9,13 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from random import Random
 
-from . import words as w
-
 DOMAINS = ("counting", "json", "code", "prose")
+PROSE = (
+    "animals",
+    "people",
+    "places",
+    "things",
+    "adjectives",
+    "moves",
+    "deeds",
+    "adverbs",
+    "times",
+    "links",
+)
 HELD_OUT_SHARE = 16  # one first line in sixteen is never trained on
+
+
+@cache
+def words() -> dict[str, list[str]]:
+    """The word lists of words.toml by name."""
+    lists = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
+    return {name: v.split() if isinstance(v, str) else v for name, v in lists.items()}
 
 
 class Bag:
@@ -25,6 +45,7 @@ class Bag:
         self.rng, self.items, self.left = rng, items, list[str]()
 
     def draw(self) -> str:
+        """The next item; every item comes once before any comes again."""
         if not self.left:
             self.left = self.rng.sample(self.items, len(self.items))
         return self.left.pop()
@@ -33,7 +54,7 @@ class Bag:
 def counting(rng: Random) -> str:
     """A sequence with a constant step, in one of several spellings."""
     step = rng.choice([1, 1, 1, 2, 2, 3, 4, 5, 5, 10, 10, 20, 25, 50])
-    first, thing = rng.randrange(0, 600), rng.choice(w.THINGS)
+    first, thing = rng.randrange(0, 600), rng.choice(words()["things"])
     style = rng.choice(["comma", "comma", "space", "line", "step", "thing", "pair"])
     amount = {"comma": 110, "space": 130, "line": 130, "step": 42, "thing": 70, "pair": 45}[style]
     amount = rng.randrange(amount * 7 // 10, amount)
@@ -60,18 +81,23 @@ def counting(rng: Random) -> str:
 def _field(rng: Random, key: str) -> Callable[[int], object]:
     """The value of one JSON field as a function of the record number."""
     shift, cycle = rng.randrange(8), rng.choice([2, 3, 4])
-    listed = {"colour": w.COLOURS, "kind": w.KINDS, "city": w.CITIES, "state": w.STATES}
+    listed = {
+        "colour": words()["colours"],
+        "kind": words()["kinds"],
+        "city": words()["cities"],
+        "state": words()["states"],
+    }
     if key in listed:
         some = rng.sample(listed[key], cycle)
         return lambda i: some[i % cycle]
     if key == "name":
-        stem = rng.choice(w.THINGS)
+        stem = rng.choice(words()["things"])
         return lambda i: f"{stem}-{i}"
     if key == "tags":
-        tags = rng.sample(w.COLOURS, 2)
+        tags = rng.sample(words()["colours"], 2)
         return lambda i: tags
     if key == "size":
-        unit = rng.choice(w.UNITS)
+        unit = rng.choice(words()["units"])
         return lambda i: {"value": 10 + shift, "unit": unit}
     if key == "active":
         return lambda i: i % 2 == shift % 2
@@ -84,7 +110,10 @@ def records(rng: Random) -> str:
     pool = ["name", "colour", "kind", "city", "state", "tags", "size", "active", "price"]
     keys = ["id", *rng.sample(pool, rng.randrange(3, 6))]
     fields = {key: _field(rng, key) for key in keys[1:]}
-    first, title = rng.randrange(1, 900), f"{rng.choice(w.CITIES)} {rng.choice(w.KINDS)}"
+    first, title = (
+        rng.randrange(1, 900),
+        f"{rng.choice(words()['cities'])} {rng.choice(words()['kinds'])}",
+    )
     wide = rng.random() < 0.25
     amount = rng.randrange(6, 9) if wide else rng.randrange(9, 14)
     lines = []
@@ -138,8 +167,14 @@ def _while(rng: Random, noun: str, one: str, extra: str) -> list[str]:
 
 def code(rng: Random) -> str:
     """A module of small functions; names are chosen once a function and then used again."""
-    verbs, nouns, scalars = Bag(rng, w.VERBS), Bag(rng, w.NOUNS), Bag(rng, w.SCALARS)
-    lines = [f'"""Module {rng.randrange(1000)}: {rng.choice(w.KINDS)} {rng.choice(w.NOUNS)}."""']
+    verbs, nouns, scalars = (
+        Bag(rng, words()["verbs"]),
+        Bag(rng, words()["nouns"]),
+        Bag(rng, words()["scalars"]),
+    )
+    lines = [
+        f'"""Module {rng.randrange(1000)}: {rng.choice(words()["kinds"])} {rng.choice(words()["nouns"])}."""'
+    ]
     for _ in range(rng.randrange(6, 9)):
         noun, extra = nouns.draw(), scalars.draw()
         name = f"{verbs.draw()}_{noun}"
@@ -151,31 +186,32 @@ def code(rng: Random) -> str:
 
 def prose(rng: Random) -> str:
     """Sentences from a small grammar; words are drawn from bags, so nothing comes back soon."""
-    names = ("ANIMALS PEOPLE PLACES THINGS ADJECTIVES MOVES DEEDS ADVERBS TIMES LINKS").split()
-    bag = {name: Bag(rng, getattr(w, name)) for name in names}
+    bag = {name: Bag(rng, words()[name]) for name in PROSE}
 
     def draw(name: str) -> str:
         return bag[name].draw()
 
     def actor() -> str:
-        kind = "PEOPLE" if rng.random() < 0.7 else "ANIMALS"
-        return f"the {draw('ADJECTIVES')} {draw(kind)}" if rng.random() < 0.6 else f"the {draw(kind)}"
+        kind = "people" if rng.random() < 0.7 else "animals"
+        return (
+            f"the {draw('adjectives')} {draw(kind)}" if rng.random() < 0.6 else f"the {draw(kind)}"
+        )
 
     def clause() -> str:
         if rng.random() < 0.5:
-            return f"{actor()} {draw('MOVES')} {draw('ADVERBS')} to the {draw('PLACES')}"
-        thing = f"{draw('ADJECTIVES')} {draw('THINGS')}"
-        return f"{actor()} {draw('DEEDS')} the {thing} near the {draw('PLACES')}"
+            return f"{actor()} {draw('moves')} {draw('adverbs')} to the {draw('places')}"
+        thing = f"{draw('adjectives')} {draw('things')}"
+        return f"{actor()} {draw('deeds')} the {thing} near the {draw('places')}"
 
     def sentence() -> str:
         text = clause()
         if rng.random() < 0.4:
-            text = f"{draw('TIMES')}, {text}"
+            text = f"{draw('times')}, {text}"
         if rng.random() < 0.5:
-            text = f"{text}, {draw('LINKS')} {clause()}"
+            text = f"{text}, {draw('links')} {clause()}"
         return text[0].upper() + text[1:] + "."
 
-    title = f"The {draw('PEOPLE')}, the {draw('ANIMALS')} and the {draw('THINGS')} of the {draw('PLACES')}"
+    title = f"The {draw('people')}, the {draw('animals')} and the {draw('things')} of the {draw('places')}"
     groups = [" ".join(sentence() for _ in range(rng.randrange(3, 7))) for _ in range(8)]
     text = title + "\n\n"
     for group in groups:
@@ -185,7 +221,10 @@ def prose(rng: Random) -> str:
 
 
 MAKERS: dict[str, Callable[[Random], str]] = {
-    "counting": counting, "json": records, "code": code, "prose": prose,
+    "counting": counting,
+    "json": records,
+    "code": code,
+    "prose": prose,
 }
 
 

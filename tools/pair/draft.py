@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .target import MLP, Attention, Geometry, RMSNorm, Target, rope_tables
 
@@ -66,10 +66,10 @@ class Convolution(nn.Module):
         return dynamic + static.view(2, self.taps, *[1] * (x.ndim - 1), -1)
 
     def forward(self, u: Tensor, kernel: Tensor) -> Tensor:
-        """u (blocks, rows, hidden) convolved along the rows with one side's kernel."""
+        """U (blocks, rows, hidden) convolved along the rows with one side's kernel."""
         out = kernel[0] * u
         for tap in range(1, self.taps):
-            out = out + kernel[tap] * F.pad(u, (0, 0, tap, 0))[:, : u.shape[1]]
+            out = out + kernel[tap] * functional.pad(u, (0, 0, tap, 0))[:, : u.shape[1]]
         return out
 
 
@@ -101,7 +101,7 @@ class DraftLayer(nn.Module):
         return x.reshape(-1, self.block_size, x.shape[-1])
 
     def forward(self, h: Tensor, context: Tensor, tables: tuple, mask: Tensor) -> Tensor:
-        """h (batch, rows, hidden); tables: RoPE of (context, block); mask (batch, 1, rows, keys)."""
+        """H (batch, rows, hidden); tables: RoPE of (context, block); mask (batch, 1, rows, keys)."""
 
         def attend(x: Tensor) -> Tensor:
             q = self.self_attn.queries(x, tables[1])
@@ -173,8 +173,10 @@ class Draft(nn.Module):
         )
         context = self.hidden_norm(self.fc(states))
         h = target.model.embed_tokens(ids).flatten(1, 2)
-        for i, layer in enumerate(self.layers):
-            h = layer(h, context, tables, self.masks(anchors, states.shape[1], i))
+        kinds = self.shape.layer_types
+        masks = {k: self.masks(anchors, states.shape[1], kinds.index(k)) for k in set(kinds)}
+        for layer, kind in zip(self.layers, kinds, strict=True):
+            h = layer(h, context, tables, masks[kind])
         return self.norm(h).unflatten(1, (-1, size))
 
     @torch.no_grad()

@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
 
 from . import corpus
 from .draft import SHAPES, TAPS, Draft, DraftShape
@@ -44,21 +44,25 @@ def openings(tokenizer: Tokenizer, seed: int, length: int, count: int) -> Tensor
 
 
 @torch.no_grad()
-def write_texts(target: Target, tokenizer: Tokenizer, seed: int, count: int) -> Texts:
-    """`count` texts (a multiple of TOGETHER): corpus openings that the target goes on with, greedily."""
-    ids, states = [], torch.empty(count, LENGTH, len(TAPS), target.g.hidden_size, dtype=torch.bfloat16)
-    for n in range(0, count, TOGETHER):
-        length = PROMPTS[n // TOGETHER % len(PROMPTS)]
-        row = openings(tokenizer, seed + 1 + n, length, TOGETHER)
-        written, cache = [row], Cache(target.g, TOGETHER, LENGTH)
-        while cache.length < LENGTH:
-            first = cache.length
-            logits, seen = target(written[-1], cache, TAPS)
-            states[n : n + TOGETHER, first : cache.length] = seen
-            written.append(logits[:, -1:].argmax(-1))
-        ids.append(torch.cat(written[:-1], dim=1))
-        print(f"texts {n + TOGETHER} of {count}", flush=True)
-    return Texts(torch.cat(ids), states)
+def write_batch(target: Target, tokenizer: Tokenizer, seed: int, number: int) -> Texts:
+    """TOGETHER texts: corpus openings of one length that the target goes on with, greedily."""
+    length = PROMPTS[number % len(PROMPTS)]
+    written = [openings(tokenizer, seed + number, length, TOGETHER)]
+    states = torch.empty(TOGETHER, LENGTH, len(TAPS), target.g.hidden_size, dtype=torch.bfloat16)
+    cache = Cache(target.g, TOGETHER, LENGTH)
+    while cache.length < LENGTH:
+        first = cache.length
+        logits, seen = target(written[-1], cache, TAPS)
+        states[:, first : cache.length] = seen
+        written.append(logits[:, -1:].argmax(-1))
+    print(f"texts of batch {number} written", flush=True)
+    return Texts(torch.cat(written[:-1], dim=1), states)
+
+
+def write_texts(target: Target, tokenizer: Tokenizer, seed: int, batches: int) -> Texts:
+    """The texts of batches 0..batches-1."""
+    made = [write_batch(target, tokenizer, seed, number) for number in range(batches)]
+    return Texts(torch.cat([t.ids for t in made]), torch.cat([t.states for t in made]))
 
 
 def start(draft: Draft, seed: int) -> None:
@@ -78,7 +82,7 @@ def block_losses(draft: Draft, target: Target, z: Tensor, labels: Tensor) -> Ten
     """Losses (batch, blocks, block_size - 1) of rows z against labels (batch, blocks, block_size)."""
     truth = labels[..., 1:]
     logits = target.lm_head(z[..., 1:, :]).float()
-    loss = F.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none")
+    loss = functional.cross_entropy(logits.flatten(0, 2), truth.flatten(), reduction="none")
     if draft.shape.variant == "dflash2":
         candidates = logits.detach().topk(draft.shape.selector_top_k).indices
         missing = (candidates != truth[..., None]).all(-1)
@@ -86,7 +90,9 @@ def block_losses(draft: Draft, target: Target, z: Tensor, labels: Tensor) -> Ten
         pair = draft.candidate_selector(z[..., 1:, :], labels[..., :-1], candidates)
         score = logits.gather(-1, candidates) + pair.float()
         right = (candidates == truth[..., None]).int().argmax(-1)
-        loss = loss + F.cross_entropy(score.flatten(0, 2), right.flatten(), reduction="none")
+        loss = loss + functional.cross_entropy(
+            score.flatten(0, 2), right.flatten(), reduction="none"
+        )
     return loss.view(truth.shape)
 
 
@@ -99,7 +105,7 @@ def train_draft(name: str, target: Target, texts: Texts, seed: int, steps: int, 
     weights = torch.exp(-torch.arange(shape.block_size - 1) / DECAY)
     order: list[int] = []
 
-    def loss_at(step: int) -> tuple[Tensor, str]:
+    def loss_at(step: int) -> Tensor:
         if len(order) < BATCH:
             order.extend(rng.sample(range(len(texts.ids)), len(texts.ids)))
         rows = torch.tensor([order.pop() for _ in range(BATCH)])
@@ -111,7 +117,7 @@ def train_draft(name: str, target: Target, texts: Texts, seed: int, steps: int, 
             states = texts.states[rows][:, :, taps].flatten(2)
             z = draft(target, states, anchors, labels[..., 0])
             losses = block_losses(draft, target, z, labels)
-        return (losses * weights).mean() / weights.mean(), ""
+        return (losses * weights).mean() / weights.mean()
 
     fit(name, draft, Optimiser(draft, 4e-3, 3e-3), loss_at, steps, out)
     round_weights(draft)

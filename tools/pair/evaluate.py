@@ -40,7 +40,9 @@ class Tally:
 
 
 @torch.no_grad()
-def speculate(target: Target, draft: Draft, prompt: list[int], count: int, tally: Tally) -> list[int]:
+def speculate(
+    target: Target, draft: Draft, prompt: list[int], count: int, tally: Tally
+) -> list[int]:
     """Up to `count` new tokens behind `prompt`; every round is counted in `tally`."""
     taps = draft.shape.target_layer_ids
     cache = Cache(target.g, 1, len(prompt) + count + draft.shape.block_size)
@@ -85,5 +87,7 @@ def rows(name: str, tallies: dict[str, Tally]) -> list[str]:
     for domain, t in tallies.items():
         rate = t.accepted / t.drafted
         places = " ".join(f"{n / t.rounds:.2f}" for n in t.hist)
-        lines.append(f"| {name} | {domain} | {t.rounds} | {t.mean_length:.3f} | {rate:.3f} | {places} |")
+        lines.append(
+            f"| {name} | {domain} | {t.rounds} | {t.mean_length:.3f} | {rate:.3f} | {places} |"
+        )
     return lines

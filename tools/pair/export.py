@@ -99,7 +99,8 @@ def tokenizer_config() -> dict[str, Any]:
     ids = range(MASK_ID + 1 - len(SPECIALS), MASK_ID + 1)
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     added = {
-        str(i): {"content": text, "special": True} | flags for i, text in zip(ids, SPECIALS, strict=True)
+        str(i): {"content": text, "special": True} | flags
+        for i, text in zip(ids, SPECIALS, strict=True)
     }
     return {
         "add_bos_token": False,

@@ -49,8 +49,9 @@ class Optimiser:
             large = name.endswith("_proj.weight") or name == "fc.weight"
             (matrices if large else others).append(value)
         self.parts = [
-            torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.01,
-                             adjust_lr_fn="match_rms_adamw"),
+            torch.optim.Muon(
+                matrices, lr=matrix_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+            ),
             torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.98), weight_decay=0.0),
         ]
         self.rates = [matrix_rate, other_rate]
@@ -64,22 +65,27 @@ class Optimiser:
 
 
 def fit(
-    name: str, model: nn.Module, optimiser: Optimiser, loss_at: Callable[[int], tuple[Tensor, str]],
-    steps: int, out: Path,
+    name: str,
+    model: nn.Module,
+    optimiser: Optimiser,
+    loss_at: Callable[[int], Tensor],
+    steps: int,
+    out: Path,
 ) -> None:
-    """Train `model` for `steps` steps; loss_at(step) gives the loss and a note for the log.
+    """Train `model` for `steps` steps; loss_at(step) gives the loss.
 
     Every hundred steps the weights go to out/NAME.pt, so that nothing is lost.
     """
     begun, mean = time.monotonic(), 0.0
     for step in range(steps):
-        loss, note = loss_at(step)
+        loss = loss_at(step)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step(pace(step, steps))
         mean = loss.item() if step == 0 else 0.95 * mean + 0.05 * loss.item()
         if step % 10 == 0 or step == steps - 1:
             spent = time.monotonic() - begun
-            print(f"{name} {step} of {steps} loss {mean:.4f} {note} {spent:.0f} s", flush=True)
+            print(f"{name} {step} of {steps} loss {mean:.4f} {spent:.0f} s", flush=True)
         if step % 100 == 99 or step == steps - 1:
-            torch.save(model.state_dict(), out / f"{name}.pt")
+            torch.save(model.state_dict(), out / f"{name}.part")
+            (out / f"{name}.part").replace(out / f"{name}.pt")

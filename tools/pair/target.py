@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
+        """The normed x, of the same shape and type."""
+        return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
 
 
 def rope_tables(positions: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def rope_tables(positions: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """x (..., heads, head_dim) turned by its position; element i pairs with i + head_dim / 2."""
+    """X (..., heads, head_dim) turned by its position; element i pairs with i + head_dim / 2."""
     cos, sin = (t.to(x.dtype) for t in tables)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
@@ -82,10 +83,12 @@ class Attention(nn.Module):
         """The attention's output (batch, rows, hidden); mask is True where a key may be seen."""
         share = self.g.num_attention_heads // self.g.num_key_value_heads
         if q.shape[2] == 1:  # one row: the query heads of a KV head are rows that see the same keys
-            out = F.scaled_dot_product_attention(q.unflatten(1, (-1, share)).squeeze(3), k, v)
+            out = functional.scaled_dot_product_attention(
+                q.unflatten(1, (-1, share)).squeeze(3), k, v
+            )
             return self.o_proj(out.flatten(1)[:, None])
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -99,7 +102,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(g.intermediate_size, g.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        """The MLP's output, of the shape of x."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Cache:
@@ -128,6 +132,7 @@ class TargetLayer(nn.Module):
         self.mlp = MLP(g)
 
     def forward(self, h: Tensor, tables: tuple, index: int, cache: Cache | None) -> Tensor:
+        """The residual stream after this layer, from h (batch, rows, hidden) before it."""
         x = self.input_layernorm(h)
         q = self.self_attn.queries(x, tables)
         k, v = self.self_attn.keys_values(x, tables)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
 
 from . import corpus
 from .learn import Optimiser, fit, round_weights, start_values
@@ -28,18 +28,26 @@ def packed(tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
             row = []
 
 
-def train_target(tokenizer: Tokenizer, seed: int, steps: int, out: Path) -> Target:
-    """A target trained for `steps` steps of BATCH sequences, its weights rounded to BF16."""
+def train_target(tokenizer: Tokenizer, seed: int, runs: tuple[int, ...], out: Path) -> Target:
+    """A target trained in `runs` of so many steps, BATCH sequences a step, rounded to BF16 at the end.
+
+    Every run has its own texts and starts the schedule anew (a warm restart).
+    """
     target = Target(Geometry())
     start_values(target, seed, spread=0.05)
-    rows = packed(tokenizer, seed)
+    for run, steps in enumerate(runs):
+        train_run(target, packed(tokenizer, seed + 100 * run), steps, out)
+    round_weights(target)
+    return target
 
-    def loss_at(step: int) -> tuple[Tensor, str]:
+
+def train_run(target: Target, rows: Iterator[list[int]], steps: int, out: Path) -> None:
+    """One run: from the full rate to almost nothing."""
+
+    def loss_at(step: int) -> Tensor:
         ids = torch.tensor([next(rows) for _ in range(BATCH)])
         with torch.autocast("cpu", torch.bfloat16):
             logits, _ = target(ids[:, :-1])
-        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten()), ""
+        return functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
     fit("target", target, Optimiser(target, 4e-3, 4e-3), loss_at, steps, out)
-    round_weights(target)
-    return target

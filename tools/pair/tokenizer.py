@@ -27,7 +27,9 @@ def train(texts: Iterable[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(SPECIALS), show_progress=False, min_frequency=2,
+        vocab_size=VOCAB_SIZE - len(SPECIALS),
+        show_progress=False,
+        min_frequency=2,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator(texts, trainer)
