@@ -4,7 +4,10 @@
 
 #include "kquant.h"
 
-/* Encode n_blocks blocks. `importance` is NULL or belongs to the same columns as x; row_sigma2 is the mean square
+/* Rows reach encoders in pieces of at most this many weights. */
+enum { KQ_PIECE = 2048 };
+
+/* Encode n_blocks blocks, KQ_PIECE weights at most. `importance` is NULL or belongs to the same columns as x; row_sigma2 is the mean square
  * of the whole row, given only to formats that ask for it, and only with importance. */
 typedef void kq_encode_fn(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
                           void *restrict blocks);
@@ -41,10 +44,5 @@ KQ_DECLARE(iq4_xs);
 
 /* Error weights of the importance-weighted searches: w = importance * sqrt(sigma2 + x * x). Gives their sum. */
 float kq_error_weights(int n, float sigma2, const float *restrict x, const float *restrict importance, float *restrict w);
-
-/* Store 32 codes of 4 bits as 16 bytes: weight j in the low, weight j + 16 in the high nibble of byte j. */
-static inline void kq_pack_nibbles(const uint8_t *restrict codes, uint8_t *restrict qs) {
-    for (int j = 0; j < 16; j++) qs[j] = (uint8_t)((codes[j] & 15) | codes[j + 16] << 4);
-}
 
 #endif

@@ -14,6 +14,7 @@
 #include "fit.h"
 #include "format.h"
 #include "number.h"
+#include "pack.h"
 #include "super.h"
 
 static int nearest(float x) {

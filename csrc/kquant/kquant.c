@@ -9,12 +9,10 @@
 #include "number.h"
 
 #if defined(__x86_64__) && !defined(KQ_SCALAR_ONLY)
-#define ENCODERS(name) {NULL, kq_encode_##name, KQ_AVX2(name), KQ_AVX512(name)}
+#define ENCODERS(name) {NULL, kq_encode_##name, kq_encode_##name##_avx2, kq_encode_##name##_avx512}
 #else
 #define ENCODERS(name) {NULL, kq_encode_##name, NULL, NULL}
 #endif
-#define KQ_AVX2(name) NULL
-#define KQ_AVX512(name) NULL
 
 static const struct kq_format FORMATS[] = {
     {KQ_Q4_0, 32, 18, 1, {0}, 1, kq_decode_q4_0, ENCODERS(q4_0)},
@@ -30,9 +28,6 @@ static const struct kq_format FORMATS[] = {
     {KQ_IQ4_NL, 32, 18, 1, {0}, 0, kq_decode_iq4_nl, ENCODERS(iq4_nl)},
     {KQ_IQ4_XS, 256, 136, 1, {0}, 0, kq_decode_iq4_xs, ENCODERS(iq4_xs)},
 };
-
-/* Rows of 16-bit floats, and rows measured against their blocks, pass through the stack in pieces of this many. */
-enum { CHUNK = 2048 };
 
 static const struct kq_format *find_format(enum kq_type type) {
     for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) {
@@ -88,12 +83,12 @@ static const float *load_floats(enum kq_type source, const void *x, size_t at, s
     return piece;
 }
 
-static size_t piece_length(size_t at, size_t cols) { return cols - at < CHUNK ? cols - at : CHUNK; }
+static size_t piece_length(size_t at, size_t cols) { return cols - at < KQ_PIECE ? cols - at : KQ_PIECE; }
 
 /* Mean square of a row, summed in index order. */
 static float mean_square(enum kq_type source, const void *x, size_t begin, size_t cols) {
-    float piece[CHUNK], sum = 0;
-    for (size_t at = 0; at < cols; at += CHUNK) {
+    float piece[KQ_PIECE], sum = 0;
+    for (size_t at = 0; at < cols; at += KQ_PIECE) {
         size_t n = piece_length(at, cols);
         const float *v = load_floats(source, x, begin + at, n, piece);
         for (size_t i = 0; i < n; i++) sum += v[i] * v[i];
@@ -127,10 +122,10 @@ enum kq_status kq_quantize_rows(enum kq_type type, enum kq_type source, const vo
     kq_encode_fn *encode = find_encoder(format, isa);
     uint8_t *out = blocks;
     for (size_t row = 0; row < rows; row++) {
-        float piece[CHUNK];
+        float piece[KQ_PIECE];
         size_t begin = row * cols;
         float sigma2 = importance && format->wants_row_sigma2 ? mean_square(source, x, begin, cols) : 0;
-        for (size_t at = 0; at < cols; at += CHUNK) {
+        for (size_t at = 0; at < cols; at += KQ_PIECE) {
             size_t n = piece_length(at, cols), n_blocks = n / format->weights;
             const float *v = load_floats(source, x, begin + at, n, piece);
             encode(v, importance ? importance + at : NULL, sigma2, n_blocks, out);
@@ -163,7 +158,7 @@ enum kq_status kq_dequantize_rows(enum kq_type type, const void *blocks, size_t 
 size_t kq_find_nonfinite(enum kq_type source, const void *x, size_t n) {
     uint32_t wide = 0x7f800000u;
     uint16_t narrow = source == KQ_F16 ? 0x7c00 : 0x7f80;
-    for (size_t at = 0; at < n; at += CHUNK) {
+    for (size_t at = 0; at < n; at += KQ_PIECE) {
         size_t length = piece_length(at, n);
         const uint32_t *u = (const uint32_t *)x + at;
         const uint16_t *h = (const uint16_t *)x + at;
@@ -211,8 +206,8 @@ enum kq_status kq_measure_rows(enum kq_type type, enum kq_type source, const voi
     double total[4] = {0};
     for (size_t row = 0; row < rows; row++) {
         double sums[4][8] = {{0}};
-        for (size_t at = 0; at < cols; at += CHUNK) {
-            float piece[CHUNK], y[CHUNK];
+        for (size_t at = 0; at < cols; at += KQ_PIECE) {
+            float piece[KQ_PIECE], y[KQ_PIECE];
             size_t n = piece_length(at, cols);
             decode_piece(format, type, (const uint8_t *)blocks + row * bytes, at, n, y);
             add_errors(load_floats(source, x, row * cols + at, n, piece), y, n, sums);

@@ -8,6 +8,7 @@
 #include "fit.h"
 #include "format.h"
 #include "number.h"
+#include "pack.h"
 #include "super.h"
 
 /* Four-bit codes of 16 non-negative values, their step in *d. */
@@ -40,22 +41,26 @@ static void requantise(const float *restrict x, const struct kq_q2_k *restrict b
     }
 }
 
+float kq_q2_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                  float *restrict weight, uint8_t *restrict codes) {
+    float w[16];
+    if (!importance) {
+        for (int i = 0; i < 16; i++) w[i] = fabsf(x[i]);
+        return kq_fit_minimum(16, KQ_GRID_Q2_K, x, w, minimum, codes);
+    }
+    *weight = kq_error_weights(16, sigma2, x, importance, w);
+    return kq_fit_minimum(16, KQ_GRID_WEIGHTED_3, x, w, minimum, codes);
+}
+
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q2_k *restrict b) {
     uint8_t codes[256];
-    float S[16], M[16], W[16], w[16];
+    float S[16], M[16], W[16];
     float sigma2 = importance ? kq_square_sum(256, x) / 256 : 0;
-    for (int s = 0; s < 16; s++) {
-        const float *v = x + 16 * s;
-        if (importance) W[s] = kq_error_weights(16, sigma2, v, importance + 16 * s, w);
-        else for (int i = 0; i < 16; i++) w[i] = fabsf(v[i]);
-        S[s] = kq_fit_minimum(16, importance ? KQ_GRID_WEIGHTED_3 : KQ_GRID_Q2_K, v, w, &M[s], codes + 16 * s);
-    }
+    for (int s = 0; s < 16; s++)
+        S[s] = kq_q2_k_fit(x + 16 * s, importance ? importance + 16 * s : NULL, sigma2, &M[s], &W[s], codes + 16 * s);
     kq_q2_k_header(S, M, importance ? W : NULL, b);
     requantise(x, b, codes);
-    for (int j = 0; j < 64; j++) {
-        const uint8_t *c = codes + 128 * (j / 32) + j % 32;
-        b->qs[j] = (uint8_t)(c[0] | c[32] << 2 | c[64] << 4 | c[96] << 6);
-    }
+    kq_pack_pairs(codes, b->qs);
 }
 
 void kq_encode_q2_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,

@@ -9,6 +9,7 @@
 #include "fit.h"
 #include "format.h"
 #include "number.h"
+#include "pack.h"
 #include "super.h"
 
 void kq_q3_k_header(const float S[16], const float *W, struct kq_q3_k *b, int scale[16]) {
@@ -32,32 +33,21 @@ void kq_q3_k_header(const float S[16], const float *W, struct kq_q3_k *b, int sc
     }
 }
 
-static void pack(uint8_t *restrict codes, struct kq_q3_k *restrict b) {
-    for (int l = 0; l < 32; l++) {
-        b->hmask[l] = 0;
-        for (int k = 0; k < 8; k++) b->hmask[l] |= (uint8_t)(codes[32 * k + l] >> 2 << k);
-    }
-    for (int i = 0; i < 256; i++) codes[i] &= 3;
-    for (int j = 0; j < 64; j++) {
-        const uint8_t *c = codes + 128 * (j / 32) + j % 32;
-        b->qs[j] = (uint8_t)(c[0] | c[32] << 2 | c[64] << 4 | c[96] << 6);
-    }
+float kq_q3_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict weight,
+                  uint8_t *restrict codes) {
+    float w[16];
+    if (!importance) return kq_fit_scale_descent(16, 4, x, codes);
+    *weight = kq_error_weights(16, sigma2, x, importance, w);
+    return kq_fit_scale(16, 4, x, w, codes);
 }
 
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q3_k *restrict b) {
     uint8_t codes[256];
-    float S[16], W[16], w[16];
+    float S[16], W[16];
     int scale[16];
     float sigma2 = importance ? 2 * kq_square_sum(256, x) / 256 : 0;
-    for (int s = 0; s < 16; s++) {
-        const float *v = x + 16 * s;
-        if (importance) {
-            W[s] = kq_error_weights(16, sigma2, v, importance + 16 * s, w);
-            S[s] = kq_fit_scale(16, 4, v, w, codes + 16 * s);
-        } else {
-            S[s] = kq_fit_scale_descent(16, 4, v, codes + 16 * s);
-        }
-    }
+    for (int s = 0; s < 16; s++)
+        S[s] = kq_q3_k_fit(x + 16 * s, importance ? importance + 16 * s : NULL, sigma2, &W[s], codes + 16 * s);
     kq_q3_k_header(S, importance ? W : NULL, b, scale);
     float d = kq_get(b->d);
     for (int s = 0; s < 16; s++) {
@@ -65,7 +55,8 @@ static void encode_block(const float *restrict x, const float *restrict importan
         if (step == 0) continue; /* the search's codes stay */
         for (int i = 16 * s; i < 16 * s + 16; i++) codes[i] = (uint8_t)(kq_clamp(kq_round(x[i] / step), -4, 3) + 4);
     }
-    pack(codes, b);
+    kq_pack_bit(codes, 2, b->hmask);
+    kq_pack_pairs(codes, b->qs);
 }
 
 void kq_encode_q3_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,

@@ -13,6 +13,7 @@
 #include "fit.h"
 #include "format.h"
 #include "number.h"
+#include "pack.h"
 
 static void encode_q4_0_plain(const float *restrict x, struct kq_q4_0 *restrict b) {
     uint8_t codes[32];

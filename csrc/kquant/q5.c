@@ -14,11 +14,10 @@
 #include "fit.h"
 #include "format.h"
 #include "number.h"
+#include "pack.h"
 
 static void pack(const uint8_t *restrict codes, uint8_t *restrict qh, uint8_t *restrict qs) {
-    uint32_t high = 0;
-    for (int j = 0; j < 32; j++) high |= (uint32_t)(codes[j] >> 4 & 1) << j;
-    for (int k = 0; k < 4; k++) qh[k] = (uint8_t)(high >> 8 * k);
+    kq_pack_fifth_bits(codes, qh);
     kq_pack_nibbles(codes, qs);
 }
 

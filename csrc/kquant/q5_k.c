@@ -9,33 +9,27 @@
 #include "fit.h"
 #include "format.h"
 #include "number.h"
+#include "pack.h"
 #include "super.h"
 
-static void pack(const uint8_t *restrict codes, struct kq_q5_k *restrict b) {
-    for (int l = 0; l < 32; l++) {
-        b->qh[l] = 0;
-        for (int k = 0; k < 8; k++) b->qh[l] |= (uint8_t)(codes[32 * k + l] >> 4 << k);
+float kq_q5_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                  float *restrict weight, uint8_t *restrict codes) {
+    float w[32];
+    if (!importance) {
+        float average = sqrtf(kq_square_sum(32, x) / 32);
+        for (int i = 0; i < 32; i++) w[i] = average + fabsf(x[i]);
+        return kq_fit_minimum(32, KQ_GRID_Q5_K, x, w, minimum, codes);
     }
-    for (int j = 0; j < 128; j++) {
-        const uint8_t *c = codes + 64 * (j / 32) + j % 32;
-        b->qs[j] = (uint8_t)((c[0] & 15) | c[32] << 4);
-    }
+    *weight = kq_error_weights(32, sigma2, x, importance, w);
+    return kq_fit_minimum(32, KQ_GRID_WEIGHTED_31, x, w, minimum, codes);
 }
 
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q5_k *restrict b) {
     uint8_t codes[256];
-    float S[8], M[8], W[8], w[32];
+    float S[8], M[8], W[8];
     float sigma2 = importance ? 2 * kq_square_sum(256, x) / 256 : 0;
-    for (int s = 0; s < 8; s++) {
-        const float *v = x + 32 * s;
-        if (importance) {
-            W[s] = kq_error_weights(32, sigma2, v, importance + 32 * s, w);
-        } else {
-            float average = sqrtf(kq_square_sum(32, v) / 32);
-            for (int i = 0; i < 32; i++) w[i] = average + fabsf(v[i]);
-        }
-        S[s] = kq_fit_minimum(32, importance ? KQ_GRID_WEIGHTED_31 : KQ_GRID_Q5_K, v, w, &M[s], codes + 32 * s);
-    }
+    for (int s = 0; s < 8; s++)
+        S[s] = kq_q5_k_fit(x + 32 * s, importance ? importance + 32 * s : NULL, sigma2, &M[s], &W[s], codes + 32 * s);
     kq_k4_header(S, M, importance ? W : NULL, &b->d, &b->dmin, b->scales);
     float d = kq_get(b->d), dmin = kq_get(b->dmin);
     for (int s = 0; s < 8; s++) {
@@ -45,7 +39,8 @@ static void encode_block(const float *restrict x, const float *restrict importan
         if (step == 0) continue; /* the search's codes stay */
         for (int i = 32 * s; i < 32 * s + 32; i++) codes[i] = (uint8_t)kq_clamp(kq_round((x[i] + low) / step), 0, 31);
     }
-    pack(codes, b);
+    kq_pack_bit(codes, 4, b->qh);
+    kq_pack_nibble_groups(codes, b->qs);
 }
 
 void kq_encode_q5_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,

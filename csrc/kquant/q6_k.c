@@ -8,6 +8,7 @@
 #include "fit.h"
 #include "format.h"
 #include "number.h"
+#include "pack.h"
 #include "super.h"
 
 int kq_q6_k_header(const float S[16], struct kq_q6_k *b) {
@@ -25,25 +26,16 @@ int kq_q6_k_header(const float S[16], struct kq_q6_k *b) {
     return 1;
 }
 
-static void pack(const uint8_t *restrict codes, struct kq_q6_k *restrict b) {
-    for (int j = 0; j < 128; j++) {
-        const uint8_t *c = codes + 128 * (j / 64) + j % 64;
-        b->ql[j] = (uint8_t)((c[0] & 15) | c[64] << 4);
-    }
-    for (int j = 0; j < 64; j++) {
-        const uint8_t *c = codes + 128 * (j / 32) + j % 32;
-        b->qh[j] = (uint8_t)(c[0] >> 4 | c[32] >> 4 << 2 | c[64] >> 4 << 4 | c[96] >> 4 << 6);
-    }
+float kq_q6_k_fit(const float *restrict x, const float *restrict importance, uint8_t *restrict codes) {
+    float w[16];
+    for (int i = 0; i < 16; i++) w[i] = importance ? importance[i] : x[i] * x[i];
+    return kq_fit_scale(16, 32, x, w, codes);
 }
 
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q6_k *restrict b) {
     uint8_t codes[256];
-    float S[16], w[16];
-    for (int s = 0; s < 16; s++) {
-        const float *v = x + 16 * s;
-        for (int i = 0; i < 16; i++) w[i] = importance ? importance[16 * s + i] : v[i] * v[i];
-        S[s] = kq_fit_scale(16, 32, v, w, codes + 16 * s);
-    }
+    float S[16];
+    for (int s = 0; s < 16; s++) S[s] = kq_q6_k_fit(x + 16 * s, importance ? importance + 16 * s : NULL, codes + 16 * s);
     if (!kq_q6_k_header(S, b)) return;
     float d = kq_get(b->d);
     for (int s = 0; s < 16; s++) {
@@ -51,7 +43,7 @@ static void encode_block(const float *restrict x, const float *restrict importan
         if (step == 0) continue; /* the search's codes stay */
         for (int i = 16 * s; i < 16 * s + 16; i++) codes[i] = (uint8_t)(kq_clamp(kq_round(x[i] / step), -32, 31) + 32);
     }
-    pack(codes, b);
+    kq_pack_six_bits(codes, b->ql, b->qh);
 }
 
 void kq_encode_q6_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,

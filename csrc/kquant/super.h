@@ -1,9 +1,21 @@
-/* Steps of the 256-weight formats after the searches, shared by the plain encoders and their vector twins: from the
- * sub-blocks' scales S, minima M and weight sums W to the header of a super-block, and from codes to bytes. */
+/* Steps of the 256-weight formats, shared by the plain encoders and their vector twins: the search of one sub-block,
+ * and from the sub-blocks' scales S, minima M and weight sums W to the header of a super-block. */
 #ifndef KQ_SUPER_H
 #define KQ_SUPER_H
 
 #include "kquant.h"
+
+/* The search of one sub-block: its scale, *minimum, *weight (the sum of its error weights; only with importance) and its
+ * codes. sigma2 is the super-block's, as its file defines it. */
+float kq_q2_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                  float *restrict weight, uint8_t *restrict codes);
+float kq_q3_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict weight,
+                  uint8_t *restrict codes);
+float kq_q4_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                  float *restrict weight, uint8_t *restrict codes);
+float kq_q5_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                  float *restrict weight, uint8_t *restrict codes);
+float kq_q6_k_fit(const float *restrict x, const float *restrict importance, uint8_t *restrict codes);
 
 /* q2_k.c: d, dmin and the 16 scale bytes; W is NULL without importance. */
 void kq_q2_k_header(const float S[16], const float M[16], const float *W, struct kq_q2_k *b);
