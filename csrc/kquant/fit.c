@@ -1,4 +1,4 @@
-/* The plain searches. Read beside fit.h; the vector twins (lanes.h) must give the same bits. */
+/* The plain searches. Read beside fit.h; the vector twins (lanes_fit.h) must give the same bits. */
 #include "fit.h"
 
 #include <math.h>

@@ -104,27 +104,3 @@ void kq_encode_iq4_xs(const float *restrict x, const float *restrict importance,
         for (int s = 0; s < 8; s++) store_codes(dl[s], x + 32 * s, b[i].qs + 16 * s);
     }
 }
-
-static void decode_codes(float step, const uint8_t *restrict qs, float *restrict y) {
-    for (int j = 0; j < 16; j++) {
-        y[j] = step * (float)KQ_IQ4_CODEBOOK[qs[j] & 15];
-        y[j + 16] = step * (float)KQ_IQ4_CODEBOOK[qs[j] >> 4];
-    }
-}
-
-void kq_decode_iq4_nl(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_iq4_nl *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) decode_codes(kq_get(b[i].d), b[i].qs, y);
-}
-
-void kq_decode_iq4_xs(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_iq4_xs *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++) {
-        float d = kq_get(b[i].d);
-        int high = kq_load_u16(b[i].scales_h);
-        for (int s = 0; s < 8; s++, y += 32) {
-            int scale = (b[i].scales_l[s / 2] >> 4 * (s % 2) & 15) | (high >> 2 * s & 3) << 4;
-            decode_codes(d * (float)(scale - 32), b[i].qs + 16 * s, y);
-        }
-    }
-}

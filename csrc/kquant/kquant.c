@@ -9,25 +9,30 @@
 #include "number.h"
 
 #if defined(__x86_64__) && !defined(KQ_SCALAR_ONLY)
-#define ENCODERS(name) {NULL, kq_encode_##name, kq_encode_##name##_avx2, kq_encode_##name##_avx512}
+#define EACH_ISA(scalar, name) {NULL, scalar, name##_avx2, name##_avx512}
 #else
-#define ENCODERS(name) {NULL, kq_encode_##name, NULL, NULL}
+#define EACH_ISA(scalar, name) {NULL, scalar, NULL, NULL}
 #endif
+#define KERNELS(name) \
+    EACH_ISA(kq_encode_##name, kq_encode_##name), EACH_ISA(kq_decode_##name##_scalar, kq_decode_##name)
 
 static const struct kq_format FORMATS[] = {
-    {KQ_Q4_0, 32, 18, 1, {0}, 1, kq_decode_q4_0, ENCODERS(q4_0)},
-    {KQ_Q4_1, 32, 20, 2, {0, 2}, 1, kq_decode_q4_1, ENCODERS(q4_1)},
-    {KQ_Q5_0, 32, 22, 1, {0}, 1, kq_decode_q5_0, ENCODERS(q5_0)},
-    {KQ_Q5_1, 32, 24, 2, {0, 2}, 1, kq_decode_q5_1, ENCODERS(q5_1)},
-    {KQ_Q8_0, 32, 34, 1, {0}, 0, kq_decode_q8_0, ENCODERS(q8_0)},
-    {KQ_Q2_K, 256, 84, 2, {80, 82}, 0, kq_decode_q2_k, ENCODERS(q2_k)},
-    {KQ_Q3_K, 256, 110, 1, {108}, 0, kq_decode_q3_k, ENCODERS(q3_k)},
-    {KQ_Q4_K, 256, 144, 2, {0, 2}, 0, kq_decode_q4_k, ENCODERS(q4_k)},
-    {KQ_Q5_K, 256, 176, 2, {0, 2}, 0, kq_decode_q5_k, ENCODERS(q5_k)},
-    {KQ_Q6_K, 256, 210, 1, {208}, 0, kq_decode_q6_k, ENCODERS(q6_k)},
-    {KQ_IQ4_NL, 32, 18, 1, {0}, 0, kq_decode_iq4_nl, ENCODERS(iq4_nl)},
-    {KQ_IQ4_XS, 256, 136, 1, {0}, 0, kq_decode_iq4_xs, ENCODERS(iq4_xs)},
+    {KQ_Q4_0, 32, 18, 1, {0}, 1, KERNELS(q4_0)},
+    {KQ_Q4_1, 32, 20, 2, {0, 2}, 1, KERNELS(q4_1)},
+    {KQ_Q5_0, 32, 22, 1, {0}, 1, KERNELS(q5_0)},
+    {KQ_Q5_1, 32, 24, 2, {0, 2}, 1, KERNELS(q5_1)},
+    {KQ_Q8_0, 32, 34, 1, {0}, 0, KERNELS(q8_0)},
+    {KQ_Q2_K, 256, 84, 2, {80, 82}, 0, KERNELS(q2_k)},
+    {KQ_Q3_K, 256, 110, 1, {108}, 0, KERNELS(q3_k)},
+    {KQ_Q4_K, 256, 144, 2, {0, 2}, 0, KERNELS(q4_k)},
+    {KQ_Q5_K, 256, 176, 2, {0, 2}, 0, KERNELS(q5_k)},
+    {KQ_Q6_K, 256, 210, 1, {208}, 0, KERNELS(q6_k)},
+    {KQ_IQ4_NL, 32, 18, 1, {0}, 0, KERNELS(iq4_nl)},
+    {KQ_IQ4_XS, 256, 136, 1, {0}, 0, KERNELS(iq4_xs)},
 };
+
+static kq_widen_fn *const WIDEN[KQ_ISAS] = EACH_ISA(kq_widen_scalar, kq_widen);
+static kq_sum_errors_fn *const SUM_ERRORS[KQ_ISAS] = EACH_ISA(kq_sum_errors_scalar, kq_sum_errors);
 
 static const struct kq_format *find_format(enum kq_type type) {
     for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) {
@@ -68,29 +73,23 @@ enum kq_isa kq_best_isa(void) {
 
 int kq_isa_usable(enum kq_isa isa) { return (int)isa >= KQ_ISA_AUTO && isa <= kq_best_isa(); }
 
-static kq_encode_fn *find_encoder(const struct kq_format *format, enum kq_isa isa) {
-    int level = isa == KQ_ISA_AUTO ? kq_best_isa() : isa;
-    while (!format->encode[level]) level--;
-    return format->encode[level];
-}
+static enum kq_isa level_of(enum kq_isa isa) { return isa == KQ_ISA_AUTO ? kq_best_isa() : isa; }
 
-/* n elements of a float type as F32: x itself where it is F32 already, else converted into `piece`. */
-static const float *load_floats(enum kq_type source, const void *x, size_t at, size_t n, float *restrict piece) {
+/* n elements of a float type as F32: x itself where it is F32 already, else widened into `piece`. */
+static const float *load_floats(enum kq_type source, const void *x, size_t at, size_t n, enum kq_isa level, float *piece) {
     if (source == KQ_F32) return (const float *)x + at;
-    const uint16_t *h = (const uint16_t *)x + at;
-    if (source == KQ_BF16) for (size_t i = 0; i < n; i++) piece[i] = kq_f32_from_bf16(h[i]);
-    else for (size_t i = 0; i < n; i++) piece[i] = kq_f32_from_f16(h[i]);
+    WIDEN[level](source, (const uint16_t *)x + at, n, piece);
     return piece;
 }
 
 static size_t piece_length(size_t at, size_t cols) { return cols - at < KQ_PIECE ? cols - at : KQ_PIECE; }
 
 /* Mean square of a row, summed in index order. */
-static float mean_square(enum kq_type source, const void *x, size_t begin, size_t cols) {
+static float mean_square(enum kq_type source, const void *x, size_t begin, size_t cols, enum kq_isa level) {
     float piece[KQ_PIECE], sum = 0;
     for (size_t at = 0; at < cols; at += KQ_PIECE) {
         size_t n = piece_length(at, cols);
-        const float *v = load_floats(source, x, begin + at, n, piece);
+        const float *v = load_floats(source, x, begin + at, n, level, piece);
         for (size_t i = 0; i < n; i++) sum += v[i] * v[i];
     }
     return sum / (float)cols;
@@ -119,16 +118,17 @@ enum kq_status kq_quantize_rows(enum kq_type type, enum kq_type source, const vo
     if (status != KQ_OK) return status;
     if (!kq_isa_usable(isa)) return KQ_BAD_ISA;
     const struct kq_format *format = find_format(type);
-    kq_encode_fn *encode = find_encoder(format, isa);
+    const enum kq_isa level = level_of(isa);
     uint8_t *out = blocks;
+    if (!importance && rows) cols *= rows, rows = 1; /* a block then knows nothing of its row: short rows fill the lanes too */
     for (size_t row = 0; row < rows; row++) {
         float piece[KQ_PIECE];
         size_t begin = row * cols;
-        float sigma2 = importance && format->wants_row_sigma2 ? mean_square(source, x, begin, cols) : 0;
+        float sigma2 = importance && format->wants_row_sigma2 ? mean_square(source, x, begin, cols, level) : 0;
         for (size_t at = 0; at < cols; at += KQ_PIECE) {
             size_t n = piece_length(at, cols), n_blocks = n / format->weights;
-            const float *v = load_floats(source, x, begin + at, n, piece);
-            encode(v, importance ? importance + at : NULL, sigma2, n_blocks, out);
+            const float *v = load_floats(source, x, begin + at, n, level, piece);
+            format->encode[level](v, importance ? importance + at : NULL, sigma2, n_blocks, out);
             out += n_blocks * format->bytes;
         }
     }
@@ -136,12 +136,13 @@ enum kq_status kq_quantize_rows(enum kq_type type, enum kq_type source, const vo
 }
 
 /* A piece of a row as floats, from blocks or from a float type. */
-static void decode_piece(const struct kq_format *format, enum kq_type type, const void *row, size_t at, size_t n, float *y) {
+static void decode_piece(const struct kq_format *format, enum kq_type type, const void *row, size_t at, size_t n, enum kq_isa level,
+                         float *y) {
     if (format) {
-        format->decode((const uint8_t *)row + at / format->weights * format->bytes, n / format->weights, y);
+        format->decode[level]((const uint8_t *)row + at / format->weights * format->bytes, n / format->weights, y);
         return;
     }
-    const float *v = load_floats(type, row, at, n, y);
+    const float *v = load_floats(type, row, at, n, level, y);
     if (v != y) memcpy(y, v, n * sizeof *y);
 }
 
@@ -150,7 +151,8 @@ enum kq_status kq_dequantize_rows(enum kq_type type, const void *blocks, size_t 
     if (!format && !float_bytes(type)) return KQ_BAD_TYPE;
     size_t bytes = kq_row_bytes(type, cols);
     if (!bytes || (rows && (cols > SIZE_MAX / 4 / rows || bytes > SIZE_MAX / rows))) return KQ_BAD_COLS;
-    for (size_t row = 0; row < rows; row++) decode_piece(format, type, (const uint8_t *)blocks + row * bytes, 0, cols, y + row * cols);
+    const enum kq_isa level = kq_best_isa();
+    for (size_t row = 0; row < rows; row++) decode_piece(format, type, (const uint8_t *)blocks + row * bytes, 0, cols, level, y + row * cols);
     return KQ_OK;
 }
 
@@ -184,33 +186,21 @@ size_t kq_find_bad_block(enum kq_type type, const void *blocks, size_t n) {
     return n;
 }
 
-/* Eight running sums a field, so that the order is the same on every machine and yet wide. */
-static void add_errors(const float *restrict x, const float *restrict y, size_t n, double sums[restrict 4][8]) {
-    for (size_t i = 0; i < n; i += 8) {
-        for (size_t k = 0; k < 8; k++) {
-            double a = x[i + k], b = y[i + k], e = a - b;
-            sums[0][k] += a * a;
-            sums[1][k] += b * b;
-            sums[2][k] += a * b;
-            sums[3][k] += e * e;
-        }
-    }
-}
-
 enum kq_status kq_measure_rows(enum kq_type type, enum kq_type source, const void *x, const void *blocks, size_t rows,
                                size_t cols, struct kq_error *error) {
     enum kq_status status = check(type, source, rows, cols);
     if (status != KQ_OK) return status;
     const struct kq_format *format = find_format(type);
     size_t bytes = kq_row_bytes(type, cols);
+    const enum kq_isa level = kq_best_isa();
     double total[4] = {0};
     for (size_t row = 0; row < rows; row++) {
         double sums[4][8] = {{0}};
         for (size_t at = 0; at < cols; at += KQ_PIECE) {
             float piece[KQ_PIECE], y[KQ_PIECE];
             size_t n = piece_length(at, cols);
-            decode_piece(format, type, (const uint8_t *)blocks + row * bytes, at, n, y);
-            add_errors(load_floats(source, x, row * cols + at, n, piece), y, n, sums);
+            decode_piece(format, type, (const uint8_t *)blocks + row * bytes, at, n, level, y);
+            SUM_ERRORS[level](load_floats(source, x, row * cols + at, n, level, piece), y, n, sums);
         }
         for (int f = 0; f < 4; f++) {
             for (int k = 0; k < 8; k++) total[f] += sums[f][k];

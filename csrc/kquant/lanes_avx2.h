@@ -1,4 +1,4 @@
-/* Eight lanes of AVX2: the vocabulary of lanes_fit.h and lanes_encode.h. */
+/* Eight lanes of AVX2: the vocabulary of the other lanes_*.h. */
 #ifndef KQ_LANES_H
 #define KQ_LANES_H
 
@@ -7,74 +7,75 @@
 #include "kquant.h"
 
 enum { LANES = 8 };
+#define INLINE static inline __attribute__((always_inline))
 #define KQ_LANE_NAME(name) name##_avx2
 
 typedef __m256 vf;  /* a float a lane; + - * / are the compiler's */
 typedef __m256i vi; /* an int32 a lane */
 typedef __m256 vm;  /* a truth a lane: all bits or none */
 
-static inline vf splat(float f) { return _mm256_set1_ps(f); }
-static inline vf load(const float *p) { return _mm256_loadu_ps(p); }
-static inline void store(float *p, vf v) { _mm256_storeu_ps(p, v); }
+INLINE vf splat(float f) { return _mm256_set1_ps(f); }
+INLINE vf load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void store(float *p, vf v) { _mm256_storeu_ps(p, v); }
 /* a < b ? a : b, so that the second wins a tie of zeros: as the plain code is written. */
-static inline vf least(vf a, vf b) { return _mm256_min_ps(a, b); }
-static inline vf most(vf a, vf b) { return _mm256_max_ps(a, b); }
-static inline vf magnitude(vf v) { return _mm256_andnot_ps(splat(-0.0f), v); }
-static inline vf root(vf v) { return _mm256_sqrt_ps(v); }
-static inline vm more(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
-static inline vm at_least(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
-static inline vm equal(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
-static inline vm both(vm a, vm b) { return _mm256_and_ps(a, b); }
-static inline vm either(vm a, vm b) { return _mm256_or_ps(a, b); }
-static inline vm but_not(vm a, vm b) { return _mm256_andnot_ps(b, a); }
-static inline vm never(void) { return _mm256_setzero_ps(); }
-static inline uint32_t bits(vm m) { return (uint32_t)_mm256_movemask_ps(m); }
-static inline vf pick(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
+INLINE vf least(vf a, vf b) { return _mm256_min_ps(a, b); }
+INLINE vf most(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf magnitude(vf v) { return _mm256_andnot_ps(splat(-0.0f), v); }
+INLINE vf root(vf v) { return _mm256_sqrt_ps(v); }
+INLINE vm more(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+INLINE vm at_least(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+INLINE vm equal(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+INLINE vm both(vm a, vm b) { return _mm256_and_ps(a, b); }
+INLINE vm either(vm a, vm b) { return _mm256_or_ps(a, b); }
+INLINE vm but_not(vm a, vm b) { return _mm256_andnot_ps(b, a); }
+INLINE vm never(void) { return _mm256_setzero_ps(); }
+INLINE uint32_t bits(vm m) { return (uint32_t)_mm256_movemask_ps(m); }
+INLINE vf pick(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
 
 /* kq_round, then a clamp: exact for every float, NaN included. */
-static inline vi round_clamp(vf v, int lo, int hi) {
+INLINE vi round_clamp(vf v, int lo, int hi) {
     vi i = _mm256_castps_si256(v + splat(12582912.0f));
     i = _mm256_sub_epi32(_mm256_and_si256(i, _mm256_set1_epi32(0x7fffff)), _mm256_set1_epi32(0x400000));
     return _mm256_min_epi32(_mm256_max_epi32(i, _mm256_set1_epi32(lo)), _mm256_set1_epi32(hi));
 }
 
-static inline vi add(vi a, int b) { return _mm256_add_epi32(a, _mm256_set1_epi32(b)); }
-static inline vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
-static inline vi truncate(vf v) { return _mm256_cvttps_epi32(v); }
-static inline vi least_int(vi a, int b) { return _mm256_min_epi32(a, _mm256_set1_epi32(b)); }
+INLINE vi add(vi a, int b) { return _mm256_add_epi32(a, _mm256_set1_epi32(b)); }
+INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
+INLINE vi truncate(vf v) { return _mm256_cvttps_epi32(v); }
+INLINE vi least_int(vi a, int b) { return _mm256_min_epi32(a, _mm256_set1_epi32(b)); }
 
-static inline void store_bytes(void *p, vi v) { /* the low byte of each lane */
+INLINE void store_bytes(void *p, vi v) { /* the low byte of each lane */
     const __m256i low = _mm256_set1_epi32(0x0c080400);
     __m256i b = _mm256_shuffle_epi8(v, low);
     b = _mm256_permutevar8x32_epi32(b, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
     _mm_storel_epi64(p, _mm256_castsi256_si128(b));
 }
 
-static inline float widest(vf v) {
+INLINE float widest(vf v) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
 }
 
-static inline float narrowest(vf v) {
+INLINE float narrowest(vf v) {
     __m128 m = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     m = _mm_min_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_min_ss(m, _mm_movehdup_ps(m)));
 }
 
 /* table[i], 16 floats. */
-static inline vf look_up(const float *table, vi i) {
+INLINE vf look_up(const float *table, vi i) {
     vf low = _mm256_permutevar8x32_ps(load(table), i), high = _mm256_permutevar8x32_ps(load(table + 8), i);
     return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
 }
 /* index + weight where the mask holds. */
-static inline vi step(vi index, vm m, int weight) {
+INLINE vi step(vi index, vm m, int weight) {
     return _mm256_add_epi32(index, _mm256_and_si256(_mm256_castps_si256(m), _mm256_set1_epi32(weight)));
 }
-static inline vi no_steps(void) { return _mm256_setzero_si256(); }
+INLINE vi no_steps(void) { return _mm256_setzero_si256(); }
 
 /* columns[j] lane r = rows[r][j], j < 8. */
-static inline void transpose(const float *const rows[LANES], int at, vf columns[LANES]) {
+INLINE void transpose(const float *const rows[LANES], int at, vf columns[LANES]) {
     vf a[8], b[8];
     for (int r = 0; r < 8; r++) a[r] = load(rows[r] + at);
     for (int r = 0; r < 8; r += 4) {

@@ -1,4 +1,4 @@
-/* Sixteen lanes of AVX-512: the vocabulary of lanes_fit.h and lanes_encode.h. */
+/* Sixteen lanes of AVX-512: the vocabulary of the other lanes_*.h. */
 #ifndef KQ_LANES_H
 #define KQ_LANES_H
 
@@ -7,54 +7,55 @@
 #include "kquant.h"
 
 enum { LANES = 16 };
+#define INLINE static inline __attribute__((always_inline))
 #define KQ_LANE_NAME(name) name##_avx512
 
 typedef __m512 vf;    /* a float a lane; + - * / are the compiler's */
 typedef __m512i vi;   /* an int32 a lane */
 typedef __mmask16 vm; /* a truth a lane */
 
-static inline vf splat(float f) { return _mm512_set1_ps(f); }
-static inline vf load(const float *p) { return _mm512_loadu_ps(p); }
-static inline void store(float *p, vf v) { _mm512_storeu_ps(p, v); }
+INLINE vf splat(float f) { return _mm512_set1_ps(f); }
+INLINE vf load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void store(float *p, vf v) { _mm512_storeu_ps(p, v); }
 /* a < b ? a : b, so that the second wins a tie of zeros: as the plain code is written. */
-static inline vf least(vf a, vf b) { return _mm512_min_ps(a, b); }
-static inline vf most(vf a, vf b) { return _mm512_max_ps(a, b); }
-static inline vf magnitude(vf v) { return _mm512_abs_ps(v); }
-static inline vf root(vf v) { return _mm512_sqrt_ps(v); }
-static inline vm more(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
-static inline vm at_least(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
-static inline vm equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
-static inline vm both(vm a, vm b) { return (vm)(a & b); }
-static inline vm either(vm a, vm b) { return (vm)(a | b); }
-static inline vm but_not(vm a, vm b) { return (vm)(a & ~b); }
-static inline vm never(void) { return 0; }
-static inline uint32_t bits(vm m) { return m; }
-static inline vf pick(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
+INLINE vf least(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE vf most(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf magnitude(vf v) { return _mm512_abs_ps(v); }
+INLINE vf root(vf v) { return _mm512_sqrt_ps(v); }
+INLINE vm more(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+INLINE vm at_least(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+INLINE vm equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+INLINE vm both(vm a, vm b) { return (vm)(a & b); }
+INLINE vm either(vm a, vm b) { return (vm)(a | b); }
+INLINE vm but_not(vm a, vm b) { return (vm)(a & ~b); }
+INLINE vm never(void) { return 0; }
+INLINE uint32_t bits(vm m) { return m; }
+INLINE vf pick(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 
 /* kq_round, then a clamp: exact for every float, NaN included. */
-static inline vi round_clamp(vf v, int lo, int hi) {
+INLINE vi round_clamp(vf v, int lo, int hi) {
     vi i = _mm512_castps_si512(v + splat(12582912.0f));
     i = _mm512_sub_epi32(_mm512_and_si512(i, _mm512_set1_epi32(0x7fffff)), _mm512_set1_epi32(0x400000));
     return _mm512_min_epi32(_mm512_max_epi32(i, _mm512_set1_epi32(lo)), _mm512_set1_epi32(hi));
 }
 
-static inline vi add(vi a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
-static inline vf floats(vi v) { return _mm512_cvtepi32_ps(v); }
-static inline vi truncate(vf v) { return _mm512_cvttps_epi32(v); }
-static inline vi least_int(vi a, int b) { return _mm512_min_epi32(a, _mm512_set1_epi32(b)); }
-static inline void store_bytes(void *p, vi v) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(v)); }
+INLINE vi add(vi a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
+INLINE vf floats(vi v) { return _mm512_cvtepi32_ps(v); }
+INLINE vi truncate(vf v) { return _mm512_cvttps_epi32(v); }
+INLINE vi least_int(vi a, int b) { return _mm512_min_epi32(a, _mm512_set1_epi32(b)); }
+INLINE void store_bytes(void *p, vi v) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(v)); }
 
-static inline float widest(vf v) { return _mm512_reduce_max_ps(v); }
-static inline float narrowest(vf v) { return _mm512_reduce_min_ps(v); }
+INLINE float widest(vf v) { return _mm512_reduce_max_ps(v); }
+INLINE float narrowest(vf v) { return _mm512_reduce_min_ps(v); }
 
 /* table[i], 16 floats. */
-static inline vf look_up(const float *table, vi i) { return _mm512_permutexvar_ps(i, load(table)); }
+INLINE vf look_up(const float *table, vi i) { return _mm512_permutexvar_ps(i, load(table)); }
 /* index + weight where the mask holds. */
-static inline vi step(vi index, vm m, int weight) { return _mm512_mask_add_epi32(index, m, index, _mm512_set1_epi32(weight)); }
-static inline vi no_steps(void) { return _mm512_setzero_si512(); }
+INLINE vi step(vi index, vm m, int weight) { return _mm512_mask_add_epi32(index, m, index, _mm512_set1_epi32(weight)); }
+INLINE vi no_steps(void) { return _mm512_setzero_si512(); }
 
 /* columns[j] lane r = rows[r][j], j < 16. */
-static inline void transpose(const float *const rows[LANES], int at, vf columns[LANES]) {
+INLINE void transpose(const float *const rows[LANES], int at, vf columns[LANES]) {
     vf a[16], b[16];
     for (int r = 0; r < 16; r++) a[r] = load(rows[r] + at);
     for (int r = 0; r < 16; r += 4) {

@@ -18,12 +18,12 @@ struct tile {
 static const float ROUNDABLE = 4194303.0f;
 
 /* Nearest integer, ties to even, where |v| <= ROUNDABLE. */
-static inline vf round_near(vf v) { return (v + splat(12582912.0f)) - splat(12582912.0f); }
-static inline vf clamp(vf v, float lo, float hi) { return least(most(v, splat(lo)), splat(hi)); }
-static inline vf zero(void) { return splat(0); }
+INLINE vf round_near(vf v) { return (v + splat(12582912.0f)) - splat(12582912.0f); }
+INLINE vf clamp(vf v, float lo, float hi) { return least(most(v, splat(lo)), splat(hi)); }
+INLINE vf zero(void) { return splat(0); }
 
 /* Signed element of largest magnitude, the first of equals; 1 in lanes where all count as zero, which `null` marks. */
-static inline vf extremes(int n, const vf *x, vm *null) {
+INLINE vf extremes(int n, const vf *x, vm *null) {
     vf largest = zero(), extreme = zero();
     for (int i = 0; i < n; i++) {
         vf a = magnitude(x[i]);
@@ -36,7 +36,7 @@ static inline vf extremes(int n, const vf *x, vm *null) {
 }
 
 /* The two sums of a least-squares scale, with codes -half..half-1. */
-static inline void symmetric_sums(int n, int half, vf inverse, const struct tile *t, const vf *wx, vf *wxl, vf *wll) {
+INLINE void symmetric_sums(int n, int half, vf inverse, const struct tile *t, const vf *wx, vf *wxl, vf *wll) {
     *wxl = *wll = zero();
     for (int i = 0; i < n; i++) {
         vf l = clamp(round_near(inverse * t->x[i]), (float)-half, (float)(half - 1));
@@ -46,7 +46,7 @@ static inline void symmetric_sums(int n, int half, vf inverse, const struct tile
 }
 
 /* kq_fit_scale; *chosen gets the inverse scale that gives the codes, 0 in lanes where all count as zero. */
-static inline vf fit_scale(int n, int half, const struct tile *t, vf *chosen) {
+INLINE vf fit_scale(int n, int half, const struct tile *t, vf *chosen) {
     vm null;
     vf extreme = extremes(n, t->x, &null), wx[32], wxl, wll;
     for (int i = 0; i < n; i++) wx[i] = t->w[i] * t->x[i];
@@ -66,16 +66,16 @@ static inline vf fit_scale(int n, int half, const struct tile *t, vf *chosen) {
     return pick(null, zero(), scale);
 }
 
-/* kq_fit_scale_descent for n = 16, half = 4, over TILES tiles at once: each step waits for a division, so the tiles
- * take turns. A lane that has come to rest stays there, so all may sweep until the last one rests. */
+/* kq_fit_scale_descent for n = 16, half = 4, over several tiles at once: each step waits for a division, so the tiles take
+ * turns. At most `sweeps` sweeps; moved[k] marks the lanes that still moved in the last one. A lane that has come to rest
+ * stays there, so all may sweep until the last one rests. */
 enum { TILES = 4 };
 
-static inline void fit_scale_descent(const struct tile *t, vf *scale) {
-    vf l[TILES][16], wxl[TILES], wll[TILES], extreme[TILES];
-    vm null[TILES];
-    for (int k = 0; k < TILES; k++) {
-        extreme[k] = extremes(16, t[k].x, &null[k]);
-        vf inverse = splat(-4) / extreme[k];
+INLINE void fit_scale_descent(int tiles, int sweeps, const struct tile *t, vf *scale, uint32_t *moved) {
+    vf l[TILES][16], wxl[TILES], wll[TILES];
+    vm null[TILES], moves[TILES];
+    for (int k = 0; k < tiles; k++) {
+        vf inverse = splat(-4) / extremes(16, t[k].x, &null[k]);
         wxl[k] = wll[k] = zero();
         for (int i = 0; i < 16; i++) {
             vf x = t[k].x[i], w = x * x;
@@ -85,10 +85,11 @@ static inline void fit_scale_descent(const struct tile *t, vf *scale) {
         }
     }
     uint32_t moving = 1;
-    for (int sweep = 0; sweep < 5 && moving; sweep++) {
-        moving = 0;
+    for (int sweep = 0; sweep < sweeps && moving; sweep++) {
+        for (int k = 0; k < tiles; k++) moves[k] = never();
         for (int i = 0; i < 16; i++) {
-            for (int k = 0; k < TILES; k++) {
+#pragma GCC unroll 4
+            for (int k = 0; k < tiles; k++) {
                 vf x = t[k].x[i], w = x * x, wx = w * x, old = l[k][i];
                 vf new_wxl = wxl[k] - wx * old, new_wll = wll[k] - w * old * old;
                 vm move = more(new_wxl, zero());
@@ -101,18 +102,20 @@ static inline void fit_scale_descent(const struct tile *t, vf *scale) {
                 l[k][i] = pick(move, code, old);
                 wxl[k] = pick(move, new_wxl, wxl[k]);
                 wll[k] = pick(move, new_wll, wll[k]);
-                moving |= bits(but_not(move, null[k]));
+                moves[k] = either(moves[k], move);
             }
         }
+        moving = 0;
+        for (int k = 0; k < tiles; k++) moving |= moved[k] = bits(but_not(moves[k], null[k]));
     }
-    for (int k = 0; k < TILES; k++) {
+    for (int k = 0; k < tiles; k++) {
         vm some = but_not(more(wll[k], zero()), null[k]);
         scale[k] = pick(some, wxl[k] / wll[k], zero());
     }
 }
 
 /* Weighted error of x ~ s * l + low. */
-static inline vf line_errors(int n, const vf *l, vf s, vf low, const struct tile *t, int absolute) {
+INLINE vf line_errors(int n, const vf *l, vf s, vf low, const struct tile *t, int absolute) {
     vf sum = zero();
     for (int i = 0; i < n; i++) {
         vf e = s * l[i] + low - t->x[i], square = e * e;
@@ -122,7 +125,7 @@ static inline vf line_errors(int n, const vf *l, vf s, vf low, const struct tile
 }
 
 /* Lanes in which inverse * (x - low) may not be rounded: x lies in floor..high. */
-static inline vm unroundable(vf inverse, vf floor, vf high, vf low, int guarded) {
+INLINE vm unroundable(vf inverse, vf floor, vf high, vf low, int guarded) {
     if (guarded) return but_not(equal(zero(), zero()), more(splat(INFINITY), magnitude(inverse)));
     vf reach = most(magnitude(inverse * (floor - low)), magnitude(inverse * (high - low)));
     return but_not(equal(zero(), zero()), at_least(splat(ROUNDABLE), reach));
@@ -135,7 +138,7 @@ struct line {
 };
 
 /* kq_fit_minimum. */
-static inline struct line fit_minimum(int n, struct kq_grid grid, const struct tile *t) {
+INLINE struct line fit_minimum(int n, struct kq_grid grid, const struct tile *t) {
     const float top = (float)grid.max_code;
     vf low = t->x[0], high = t->x[0], sum_w = t->w[0], sum_wx = t->w[0] * t->x[0], l[32];
     for (int i = 1; i < n; i++) {
@@ -189,7 +192,7 @@ static inline struct line fit_minimum(int n, struct kq_grid grid, const struct t
 }
 
 /* Code book index of each lane's value: four halvings of the midpoints. */
-static inline vi nearest_codes(vf x) {
+INLINE vi nearest_codes(vf x) {
     static const float quarter[16] = {[0] = -57, [8] = 45.5f};
     static const float eighth[16] = {[0] = -93.5f, [4] = -28.5f, [8] = 19, [12] = 79};
     static const float last[16] = {[0] = -115.5f, [2] = -74, [4] = -42, [6] = -16, [8] = 7, [10] = 31.5f, [12] = 61, [14] = 101};
@@ -199,7 +202,7 @@ static inline vi nearest_codes(vf x) {
     return step(code, at_least(x, look_up(last, code)), 1);
 }
 
-static inline void codebook_sums(vf inverse, const struct tile *t, vf *wxg, vf *wgg) {
+INLINE void codebook_sums(vf inverse, const struct tile *t, vf *wxg, vf *wgg) {
     static const float book[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     *wxg = *wgg = zero();
     for (int i = 0; i < 32; i++) {
@@ -210,7 +213,7 @@ static inline void codebook_sums(vf inverse, const struct tile *t, vf *wxg, vf *
 }
 
 /* kq_iq4_fit. */
-static inline vf fit_codebook(const struct tile *t) {
+INLINE vf fit_codebook(const struct tile *t) {
     vm null;
     vf extreme = extremes(32, t->x, &null), wxg, wgg;
     codebook_sums(splat(1) / (-extreme / splat(-127)), t, &wxg, &wgg);

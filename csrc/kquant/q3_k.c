@@ -65,18 +65,3 @@ void kq_encode_q3_k(const float *restrict x, const float *restrict importance, f
     struct kq_q3_k *b = blocks;
     for (size_t i = 0; i < n_blocks; i++) encode_block(x + 256 * i, importance ? importance + 256 * i : NULL, &b[i]);
 }
-
-void kq_decode_q3_k(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q3_k *b = blocks;
-    for (size_t n = 0; n < n_blocks; n++, b++, y += 256) {
-        float d = kq_get(b->d);
-        for (int s = 0; s < 16; s++) {
-            float step = d * (float)kq_q3_k_scale(b->scales, s);
-            const uint8_t *qs = b->qs + 32 * (s / 8) + 16 * (s % 2), *high = b->hmask + 16 * (s % 2);
-            for (int l = 0; l < 16; l++) {
-                int code = (qs[l] >> 2 * (s / 2 % 4) & 3) - (high[l] >> s / 2 & 1 ? 0 : 4);
-                y[16 * s + l] = step * (float)code;
-            }
-        }
-    }
-}

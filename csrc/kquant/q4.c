@@ -44,17 +44,6 @@ void kq_encode_q4_0(const float *restrict x, const float *restrict importance, f
     }
 }
 
-void kq_decode_q4_0(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q4_0 *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) {
-        float d = kq_get(b[i].d);
-        for (int j = 0; j < 16; j++) {
-            y[j] = (float)((b[i].qs[j] & 15) - 8) * d;
-            y[j + 16] = (float)((b[i].qs[j] >> 4) - 8) * d;
-        }
-    }
-}
-
 static void encode_q4_1_plain(const float *restrict x, struct kq_q4_1 *restrict b) {
     uint8_t codes[32];
     float low = x[0], high = x[0];
@@ -88,16 +77,5 @@ void kq_encode_q4_1(const float *restrict x, const float *restrict importance, f
     for (size_t i = 0; i < n_blocks; i++, x += 32) {
         if (importance) encode_q4_1_weighted(x, importance + 32 * i, row_sigma2, &b[i]);
         else encode_q4_1_plain(x, &b[i]);
-    }
-}
-
-void kq_decode_q4_1(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q4_1 *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) {
-        float d = kq_get(b[i].d), m = kq_get(b[i].m);
-        for (int j = 0; j < 16; j++) {
-            y[j] = (float)(b[i].qs[j] & 15) * d + m;
-            y[j + 16] = (float)(b[i].qs[j] >> 4) * d + m;
-        }
     }
 }

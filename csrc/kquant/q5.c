@@ -21,13 +21,6 @@ static void pack(const uint8_t *restrict codes, uint8_t *restrict qh, uint8_t *r
     kq_pack_nibbles(codes, qs);
 }
 
-static void unpack(const uint8_t *restrict qh, const uint8_t *restrict qs, uint8_t *restrict codes) {
-    for (int j = 0; j < 16; j++) {
-        codes[j] = (uint8_t)((qs[j] & 15) | (qh[j / 8] >> j % 8 & 1) << 4);
-        codes[j + 16] = (uint8_t)(qs[j] >> 4 | (qh[2 + j / 8] >> j % 8 & 1) << 4);
-    }
-}
-
 static void encode_q5_0_plain(const float *restrict x, struct kq_q5_0 *restrict b) {
     uint8_t codes[32];
     float d = kq_extreme(32, x) / -16, inverse = d != 0 ? 1 / d : 0;
@@ -54,16 +47,6 @@ void kq_encode_q5_0(const float *restrict x, const float *restrict importance, f
     for (size_t i = 0; i < n_blocks; i++, x += 32) {
         if (importance) encode_q5_0_weighted(x, importance + 32 * i, row_sigma2, &b[i]);
         else encode_q5_0_plain(x, &b[i]);
-    }
-}
-
-void kq_decode_q5_0(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q5_0 *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) {
-        uint8_t codes[32];
-        unpack(b[i].qh, b[i].qs, codes);
-        float d = kq_get(b[i].d);
-        for (int j = 0; j < 32; j++) y[j] = (float)(codes[j] - 16) * d;
     }
 }
 
@@ -97,15 +80,5 @@ void kq_encode_q5_1(const float *restrict x, const float *restrict importance, f
     for (size_t i = 0; i < n_blocks; i++, x += 32) {
         if (importance) encode_q5_1_weighted(x, importance + 32 * i, row_sigma2, &b[i]);
         else encode_q5_1_plain(x, &b[i]);
-    }
-}
-
-void kq_decode_q5_1(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q5_1 *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) {
-        uint8_t codes[32];
-        unpack(b[i].qh, b[i].qs, codes);
-        float d = kq_get(b[i].d), m = kq_get(b[i].m);
-        for (int j = 0; j < 32; j++) y[j] = (float)codes[j] * d + m;
     }
 }

@@ -49,20 +49,3 @@ void kq_encode_q5_k(const float *restrict x, const float *restrict importance, f
     struct kq_q5_k *b = blocks;
     for (size_t i = 0; i < n_blocks; i++) encode_block(x + 256 * i, importance ? importance + 256 * i : NULL, &b[i]);
 }
-
-void kq_decode_q5_k(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q5_k *b = blocks;
-    for (size_t n = 0; n < n_blocks; n++, b++, y += 256) {
-        float d = kq_get(b->d), dmin = kq_get(b->dmin);
-        for (int s = 0; s < 8; s++) {
-            int scale, minimum;
-            kq_k4_get(b->scales, s, &scale, &minimum);
-            float step = d * (float)scale, low = dmin * (float)minimum;
-            const uint8_t *qs = b->qs + 32 * (s / 2);
-            for (int l = 0; l < 32; l++) {
-                int code = (qs[l] >> 4 * (s % 2) & 15) | (b->qh[l] >> s & 1) << 4;
-                y[32 * s + l] = step * (float)code - low;
-            }
-        }
-    }
-}

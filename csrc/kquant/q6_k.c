@@ -52,16 +52,3 @@ void kq_encode_q6_k(const float *restrict x, const float *restrict importance, f
     struct kq_q6_k *b = blocks;
     for (size_t i = 0; i < n_blocks; i++) encode_block(x + 256 * i, importance ? importance + 256 * i : NULL, &b[i]);
 }
-
-void kq_decode_q6_k(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q6_k *b = blocks;
-    for (size_t n = 0; n < n_blocks; n++, b++, y += 256) {
-        float d = kq_get(b->d);
-        for (int i = 0; i < 256; i++) {
-            int h = i / 128, p = i / 32 % 4, l = i % 32;
-            int low = b->ql[64 * h + 32 * (p % 2) + l] >> (p < 2 ? 0 : 4) & 15;
-            int high = b->qh[32 * h + l] >> 2 * p & 3;
-            y[i] = d * (float)b->scales[i / 16] * (float)((low | high << 4) - 32);
-        }
-    }
-}

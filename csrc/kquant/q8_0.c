@@ -19,11 +19,3 @@ void kq_encode_q8_0(const float *restrict x, const float *restrict importance, f
         for (int j = 0; j < 32; j++) b[i].qs[j] = (int8_t)kq_round_away(x[j] * inverse);
     }
 }
-
-void kq_decode_q8_0(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q8_0 *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) {
-        float d = kq_get(b[i].d);
-        for (int j = 0; j < 32; j++) y[j] = (float)b[i].qs[j] * d;
-    }
-}

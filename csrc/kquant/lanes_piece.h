@@ -1,0 +1,111 @@
+/* From a piece of a row to the scales (and minima) of its sub-blocks, LANES of them at a time. Included after lanes_fit.h. */
+#include "format.h"
+#include "number.h"
+#include "pack.h"
+#include "super.h"
+
+/* Sub-blocks (of 16, 32, 256 weights) of a piece, and room for a last store of LANES. */
+enum { MOST_16 = KQ_PIECE / 16 + LANES, MOST_32 = KQ_PIECE / 32 + LANES, MOST_256 = KQ_PIECE / 256 + LANES };
+
+/* How a search weighs errors. */
+enum weighing { BY_SIZE, BY_SIZE_AND_MEAN, BY_SQUARE, BY_IMPORTANCE, BY_IMPORTANCE_AND_SIZE };
+
+/* The weights of a piece as `count` sub-blocks. */
+struct piece {
+    const float *x, *importance;
+    const float *sigma2; /* one a block of `block` weights; only for BY_IMPORTANCE_AND_SIZE */
+    size_t block, count;
+};
+
+/* Lane r of a batch is sub-block first + r; the last one stands in for those that are missing. */
+INLINE void load_columns(const struct piece *p, int n, const float *values, size_t first, vf *columns) {
+    const float *rows[LANES];
+    for (size_t r = 0; r < LANES; r++) rows[r] = values + (size_t)n * (first + r < p->count ? first + r : p->count - 1);
+    for (int at = 0; at < n; at += LANES) transpose(rows, at, columns + at);
+}
+
+/* The tile of a batch; gives the sum of its weights. */
+INLINE vf load_tile(const struct piece *p, int n, enum weighing by, size_t first, struct tile *t) {
+    load_columns(p, n, p->x, first, t->x);
+    vf sum = zero(), mean = zero(), sigma2 = zero();
+    if (by == BY_IMPORTANCE || by == BY_IMPORTANCE_AND_SIZE) load_columns(p, n, p->importance, first, t->w);
+    if (by == BY_IMPORTANCE_AND_SIZE) {
+        float lanes[LANES];
+        for (size_t r = 0; r < LANES; r++) {
+            size_t s = first + r < p->count ? first + r : p->count - 1;
+            lanes[r] = p->sigma2[s * (size_t)n / p->block];
+        }
+        sigma2 = load(lanes);
+    }
+    if (by == BY_SIZE_AND_MEAN) {
+        for (int i = 0; i < n; i++) mean = mean + t->x[i] * t->x[i];
+        mean = root(mean / splat((float)n));
+    }
+    for (int i = 0; i < n; i++) {
+        vf x = t->x[i];
+        if (by == BY_SIZE) t->w[i] = magnitude(x);
+        if (by == BY_SIZE_AND_MEAN) t->w[i] = mean + magnitude(x);
+        if (by == BY_SQUARE) t->w[i] = x * x;
+        if (by == BY_IMPORTANCE_AND_SIZE) t->w[i] = t->w[i] * root(sigma2 + x * x);
+        sum = sum + t->w[i];
+    }
+    return sum;
+}
+
+/* Sum of squares of each block of 256, in index order. */
+INLINE void square_sums(const float *x, size_t n_blocks, float *sums) {
+    for (size_t first = 0; first < n_blocks; first += LANES) {
+        const float *rows[LANES];
+        vf sum = zero();
+        for (size_t r = 0; r < LANES; r++) rows[r] = x + 256 * (first + r < n_blocks ? first + r : n_blocks - 1);
+        for (int at = 0; at < 256; at += LANES) {
+            vf columns[LANES];
+            transpose(rows, at, columns);
+            for (int c = 0; c < LANES; c++) sum = sum + columns[c] * columns[c];
+        }
+        store(sums + first, sum);
+    }
+}
+
+/* Codes lo..hi of n weights for a stored scale, shifted to start at 0. */
+INLINE void requantise(int n, const float *x, float minimum, float scale, int lo, int hi, uint8_t *codes) {
+    for (int i = 0; i < n; i += LANES) {
+        vf v = (load(x + i) + splat(minimum)) / splat(scale);
+        store_bytes(codes + i, add(round_clamp(v, lo, hi), -lo));
+    }
+}
+
+typedef float fit_twin(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                       float *restrict weight, uint8_t *restrict codes);
+
+INLINE const float *columns_of(const float *importance, size_t at) { return importance ? importance + at : NULL; }
+
+/* Scale S, minimum M and weight sum W of every sub-block. */
+INLINE void fit_minima(const struct piece *p, int n, struct kq_grid grid, enum weighing by, fit_twin *twin, float *S, float *M,
+                              float *W) {
+    uint8_t codes[32];
+    for (size_t first = 0; first < p->count; first += LANES) {
+        struct tile t;
+        store(W + first, load_tile(p, n, by, first, &t));
+        struct line found = fit_minimum(n, grid, &t);
+        store(S + first, found.scale);
+        store(M + first, -found.low);
+        for (uint32_t redo = bits(found.redo); redo; redo &= redo - 1) {
+            size_t s = first + (size_t)__builtin_ctz(redo), at = s * (size_t)n;
+            if (s >= p->count) break;
+            float sigma2 = p->sigma2 ? p->sigma2[at / p->block] : 0;
+            S[s] = twin(p->x + at, columns_of(p->importance, at), sigma2, &M[s], &W[s], codes);
+        }
+    }
+}
+
+/* Scale S and weight sum W of every sub-block; `inverse` (may be NULL) gets what its codes are made with. */
+INLINE void fit_scales(const struct piece *p, int n, int half, enum weighing by, float *S, float *W, float *inverse) {
+    for (size_t first = 0; first < p->count; first += LANES) {
+        struct tile t;
+        vf chosen, sum = load_tile(p, n, by, first, &t);
+        store(S + first, fit_scale(n, half, &t, &chosen));
+        if (W) store(W + first, sum);
+        if (inverse) store(inverse + first, chosen);
+    }
+}
