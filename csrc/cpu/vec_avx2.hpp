@@ -17,8 +17,9 @@ struct M {
 };
 constexpr int W = 8;             // floats in a register
 constexpr int P = 4;             // registers to the 32 lanes
-constexpr int kTileRows = 3;     // most activation rows of a matmul tile
-constexpr int kTileOuts[] = {0, 2, 1, 1};  // weight rows of a tile, by activation rows
+// Weight rows of a matmul tile, by its activation rows: as many sums as registers hold.
+constexpr int kPlainTile[] = {0, 2, 1, 1};
+constexpr int kQuantisedTile[] = {0, 2, 1, 1};
 
 inline I first(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -129,6 +130,8 @@ inline __m256i codes_q4_0(const std::byte* block) {
 template <__m256i (*decode)(const std::byte*), int kBytes>
 struct QuantisedWeight {
     using Piece = Quantised;
+    static constexpr auto& kTile = kQuantisedTile;
+    static constexpr int kPieceBytes = kBytes;
     static int64_t terms(int64_t cols) { return cols / 4; }
     static Piece piece(const std::byte* row, int64_t i) {
         const std::byte* p = row + i * kBytes;

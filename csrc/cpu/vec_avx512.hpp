@@ -20,8 +20,9 @@ using I = __m512i;
 using M = __mmask16;
 constexpr int W = 16;            // floats in a register
 constexpr int P = 2;             // registers to the 32 lanes
-constexpr int kTileRows = 8;     // most activation rows of a matmul tile
-constexpr int kTileOuts[] = {0, 4, 4, 2, 2, 2, 2, 2, 1};  // weight rows of a tile, by activation rows
+// Weight rows of a matmul tile, by its activation rows: as many sums as registers hold.
+constexpr int kPlainTile[] = {0, 4, 4, 4, 3, 2, 2, 2, 1};
+constexpr int kQuantisedTile[] = {0, 4, 4, 2, 2, 2, 2, 2, 1};
 
 inline M first(int64_t n) { return static_cast<M>((1u << n) - 1); }
 
@@ -113,45 +114,53 @@ struct Quantised {
     F scale;
 };
 
-inline Quantised make_quantised(__m256i block0, __m256i block1, __m256i scales) {  // scales: 16 binary16
-    Quantised q;
-    q.codes = _mm512_inserti64x4(_mm512_castsi256_si512(block0), block1, 1);
-    q.correction = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(-128), q.codes));
-    q.scale = _mm512_cvtph_ps(scales);
-    return q;
+inline __m256i load_32(const std::byte* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline __m128i load_16(const std::byte* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+
+inline Quantised make_quantised(I codes, __m256i scales) {  // scales: 16 binary16
+    const I zero = _mm512_setzero_si512();
+    return {codes, _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(-128), codes)), _mm512_cvtph_ps(scales)};
 }
 
-inline __m256i load_32(const std::byte* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline __m256i scale_of(const std::byte* block) {
     int16_t h;
     memcpy(&h, block, sizeof h);
     return _mm256_set1_epi16(h);
 }
 
-// The scales of the blocks at p and p + kBytes, eight times each.
-template <int kBytes>
-inline __m256i two_scales(const std::byte* p) {
-    return _mm256_blend_epi32(scale_of(p), scale_of(p + kBytes), 0xf0);
-}
-
 inline __m256i codes_q8_0(const std::byte* block) { return load_32(block + 2); }
 inline __m256i codes_q4_0(const std::byte* block) {
-    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 2));
+    const __m128i packed = load_16(block + 2);
     const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(packed), _mm_srli_epi16(packed, 4), 1);
     return _mm256_sub_epi8(_mm256_and_si256(both, _mm256_set1_epi8(15)), _mm256_set1_epi8(8));
 }
 
-template <__m256i (*codes)(const std::byte*), int kBytes>
+// Two blocks of 34 bytes: the scales are the 16-bit words 0 and 17.
+inline Quantised two_q8_0(const std::byte* p) {
+    const I words = _mm512_castsi256_si512(_mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 17, 17, 17, 17, 17, 17, 17, 17));
+    const I codes = _mm512_inserti64x4(_mm512_castsi256_si512(codes_q8_0(p)), codes_q8_0(p + 34), 1);
+    return make_quantised(codes, _mm512_castsi512_si256(_mm512_permutexvar_epi16(words, _mm512_loadu_si512(p))));
+}
+
+// Two blocks of 18 bytes: the scales are the words 0 and 9; 16 bytes of nibbles each go to their low and high halves.
+inline Quantised two_q4_0(const std::byte* p) {
+    const __m256i words = _mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9);
+    const I packed = _mm512_castsi256_si512(_mm256_inserti128_si256(_mm256_castsi128_si256(load_16(p + 2)), load_16(p + 20), 1));
+    const I shifted = _mm512_srlv_epi64(_mm512_shuffle_i64x2(packed, packed, 0x50), _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+    const I codes = _mm512_sub_epi8(_mm512_and_si512(shifted, _mm512_set1_epi8(15)), _mm512_set1_epi8(8));
+    return make_quantised(codes, _mm256_permutexvar_epi16(words, load_32(p)));
+}
+
+template <Quantised (*two)(const std::byte*), __m256i (*codes)(const std::byte*), int kBytes>
 struct QuantisedWeight {
     using Piece = Quantised;
+    static constexpr auto& kTile = kQuantisedTile;
+    static constexpr int kPieceBytes = 2 * kBytes;
     static int64_t terms(int64_t cols) { return cols / 4; }
-    static Piece piece(const std::byte* row, int64_t i) {
-        const std::byte* p = row + i * 2 * kBytes;
-        return make_quantised(codes(p), codes(p + kBytes), two_scales<kBytes>(p));
-    }
+    static Piece piece(const std::byte* row, int64_t i) { return two(row + i * 2 * kBytes); }
     static Piece piece_n(const std::byte* row, int64_t i, int64_t) {  // one block: half a piece
         const std::byte* p = row + i * 2 * kBytes;
-        return make_quantised(codes(p), _mm256_setzero_si256(), scale_of(p));
+        return make_quantised(_mm512_inserti64x4(_mm512_setzero_si512(), codes(p), 0), scale_of(p));
     }
     static F apply(const Piece& w, const std::byte* x, int64_t i, F acc, int64_t) {
         const I sum = _mm512_dpbusd_epi32(w.correction, _mm512_loadu_si512(x + 128 * i), w.codes);
@@ -162,8 +171,8 @@ struct QuantisedWeight {
     }
 };
 
-using WeightQ8_0 = QuantisedWeight<codes_q8_0, 34>;
-using WeightQ4_0 = QuantisedWeight<codes_q4_0, 18>;
+using WeightQ8_0 = QuantisedWeight<two_q8_0, codes_q8_0, 34>;
+using WeightQ4_0 = QuantisedWeight<two_q4_0, codes_q4_0, 18>;
 
 inline void widen_block(__m256i codes, float d, float scale, float* out) {
     for (int half = 0; half < 2; ++half) {

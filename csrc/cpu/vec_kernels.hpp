@@ -124,6 +124,7 @@ inline void load_half_n(const std::byte* p, int64_t n, std::byte (&out)[2 * W]) 
 
 struct Plain {
     using Piece = F;
+    static constexpr auto& kTile = kPlainTile;
     static int64_t terms(int64_t cols) { return cols; }
     static F apply(F w, const std::byte* x, int64_t i, F acc, int64_t) { return fma(w, load(x + 4 * W * i), acc); }
     static F apply_n(F w, const std::byte* x, int64_t i, F acc, int64_t, int64_t n) {
@@ -132,11 +133,13 @@ struct Plain {
 };
 
 struct WeightF32 : Plain {
+    static constexpr int kPieceBytes = 4 * W;
     static F piece(const std::byte* row, int64_t i) { return load(row + 4 * W * i); }
     static F piece_n(const std::byte* row, int64_t i, int64_t n) { return load_n(row + 4 * W * i, n); }
 };
 
 struct WeightF16 : Plain {
+    static constexpr int kPieceBytes = 2 * W;
     static F piece(const std::byte* row, int64_t i) { return load_f16(row + 2 * W * i); }
     static F piece_n(const std::byte* row, int64_t i, int64_t n) {
         std::byte half[2 * W];
@@ -146,6 +149,7 @@ struct WeightF16 : Plain {
 };
 
 struct WeightBF16 : Plain {
+    static constexpr int kPieceBytes = 2 * W;
     static F piece(const std::byte* row, int64_t i) { return load_bf16(row + 2 * W * i); }
     static F piece_n(const std::byte* row, int64_t i, int64_t n) {
         std::byte half[2 * W];
@@ -154,32 +158,63 @@ struct WeightBF16 : Plain {
     }
 };
 
+constexpr int64_t kOutBlock = 24;          // weight rows taken together while a slice of the activations stays near
+constexpr int64_t kSliceBytes = 24 * 1024;  // of activations: half of a first-level cache
+
+constexpr int64_t kNear = 1024;             // bytes ahead where the weights are read in one go
+
+// The sums of one weight row and activation row, between two slices.
+struct Carry {
+    F r[P];
+};
+
+// A slice of the terms, in pieces of W. A long product is done slice by slice over a block of weight rows, so that the
+// activations are read from the nearest cache; a lane's sum just goes on, so its order is the same.
+struct Slice {
+    int64_t begin, end;
+    bool first, last;
+    int64_t ahead;  // bytes from a weight to the one that will be needed next in its place: asked for in advance
+};
+
 // kOuts weight rows from r on times kRows activation rows from t0 on: each piece of a weight row is decoded once for all.
 template <class Weight, int kRows, int kOuts>
-inline void tile(const MatmulTask& task, int64_t r, int64_t t0) {
+inline void tile(const MatmulTask& task, int64_t r, int64_t t0, const Slice& slice, Carry* carry) {
     const std::byte *w[kOuts], *x[kRows];
     for (int o = 0; o < kOuts; ++o) w[o] = task.w + (r + o) * task.w_stride;
     for (int t = 0; t < kRows; ++t) x[t] = task.x + (t0 + t) * task.x_stride;
-    F acc[kRows * kOuts][P];
+    constexpr int kSums = kRows * kOuts;
+    F acc[kSums][P];
 #pragma GCC unroll 64
-    for (int a = 0; a < kRows * kOuts; ++a)
+    for (int a = 0; a < kSums; ++a)
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) acc[a][p] = set(0.0f);
+        for (int p = 0; p < P; ++p) acc[a][p] = slice.first ? set(0.0f) : carry[a].r[p];
 
-    const int64_t terms = Weight::terms(task.cols), full = terms / W, cols = task.cols;
-    int64_t i = 0;
-    for (; i + P <= full; i += P)
+    const int64_t cols = task.cols;
+    int64_t i = slice.begin;
+    for (; i + P <= slice.end; i += P)
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
             typename Weight::Piece piece[kOuts];
 #pragma GCC unroll 8
-            for (int o = 0; o < kOuts; ++o) piece[o] = Weight::piece(w[o], i + p);
+            for (int o = 0; o < kOuts; ++o) {
+                constexpr int kBytes = Weight::kPieceBytes;
+                if (p * kBytes % 64 < kBytes) __builtin_prefetch(w[o] + (i + p) * kBytes + slice.ahead);
+                piece[o] = Weight::piece(w[o], i + p);
+            }
 #pragma GCC unroll 8
             for (int t = 0; t < kRows; ++t)
 #pragma GCC unroll 8
                 for (int o = 0; o < kOuts; ++o)
                     acc[t * kOuts + o][p] = Weight::apply(piece[o], x[t], i + p, acc[t * kOuts + o][p], cols);
         }
+    if (!slice.last) {
+#pragma GCC unroll 64
+        for (int a = 0; a < kSums; ++a)
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) carry[a].r[p] = acc[a][p];
+        return;
+    }
+    const int64_t terms = Weight::terms(cols);
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
         const int64_t n = less_of(W, terms - (i + p) * W);
@@ -195,7 +230,6 @@ inline void tile(const MatmulTask& task, int64_t r, int64_t t0) {
         }
     }
 
-    constexpr int kSums = kRows * kOuts;
     alignas(16) float y[(kSums + 3) / 4 * 4];
 #pragma GCC unroll 16
     for (int a = 0; a < kSums; a += 4) {
@@ -207,30 +241,43 @@ inline void tile(const MatmulTask& task, int64_t r, int64_t t0) {
 }
 
 template <class Weight, int kRows>
-void tiles(const MatmulTask& task, int64_t begin, int64_t end, int64_t t0) {
-    constexpr int kOuts = kTileOuts[kRows];
+void tiles(const MatmulTask& task, int64_t begin, int64_t end, int64_t t0, const Slice& slice, Carry* carry) {
+    constexpr int kOuts = Weight::kTile[kRows];
     int64_t r = begin;
-    for (; r + kOuts <= end; r += kOuts) tile<Weight, kRows, kOuts>(task, r, t0);
-    for (; r < end; ++r) tile<Weight, kRows, 1>(task, r, t0);
+    for (; r + kOuts <= end; r += kOuts, carry += kRows * kOuts) tile<Weight, kRows, kOuts>(task, r, t0, slice, carry);
+    for (; r < end; ++r, carry += kRows) tile<Weight, kRows, 1>(task, r, t0, slice, carry);
 }
+
+template <class Weight>
+constexpr int kTileRows = sizeof Weight::kTile / sizeof Weight::kTile[0] - 1;
 
 // The tile function of 1 .. kTileRows activation rows.
 template <class Weight, int kRows = 1>
-inline void tiles_of(int64_t rows, const MatmulTask& task, int64_t begin, int64_t end, int64_t t0) {
-    if (rows == kRows) tiles<Weight, kRows>(task, begin, end, t0);
-    else if constexpr (kRows < kTileRows) tiles_of<Weight, kRows + 1>(rows, task, begin, end, t0);
+inline void tiles_of(int64_t rows, const MatmulTask& task, int64_t begin, int64_t end, int64_t t0, const Slice& slice, Carry* carry) {
+    if (rows == kRows) tiles<Weight, kRows>(task, begin, end, t0, slice, carry);
+    else if constexpr (kRows < kTileRows<Weight>) tiles_of<Weight, kRows + 1>(rows, task, begin, end, t0, slice, carry);
 }
-
-constexpr int64_t kOutBlock = 16;  // weight rows that stay in the cache while all activation rows pass
 
 template <class Weight>
 void matmul(const MatmulTask& task, int64_t begin, int64_t end) {
-    const int64_t passes = (task.n + kTileRows - 1) / kTileRows;
-    const int64_t block = passes == 1 ? end - begin : kOutBlock;
+    constexpr int64_t kMost = kTileRows<Weight>;
+    const int64_t passes = (task.n + kMost - 1) / kMost, rows = (task.n + passes - 1) / passes;
+    const int64_t pieces = Weight::terms(task.cols) / W;
+    // Two rows and fewer keep their place in the cache, and read the weights in one go.
+    int64_t size = more_of(pieces, 1);
+    if (rows > 2 && rows * task.x_stride > kSliceBytes) size = more_of(kSliceBytes * pieces / (rows * task.x_stride) / P, 1) * P;
+    const bool whole = size >= pieces;
+    const int64_t block = whole && passes == 1 ? end - begin : kOutBlock;
+    Carry carry[kOutBlock * kMost];
     for (int64_t r = begin; r < end; r += block)
         for (int64_t pass = 0; pass < passes; ++pass) {
             const int64_t t0 = task.n * pass / passes, t1 = task.n * (pass + 1) / passes;
-            tiles_of<Weight>(t1 - t0, task, r, less_of(end, r + block), t0);
+            for (int64_t i = 0; i == 0 || i < pieces; i += size) {
+                const bool last = i + size >= pieces;
+                const int64_t next = last ? kOutBlock * task.w_stride - i * Weight::kPieceBytes : size * Weight::kPieceBytes;
+                tiles_of<Weight>(t1 - t0, task, r, less_of(end, r + block), t0,
+                                 {i, less_of(pieces, i + size), i == 0, last, whole ? kNear : next}, carry);
+            }
         }
 }
 
@@ -311,10 +358,23 @@ void store_kv(const float* x, int64_t width, KvType type, std::byte* out) {
 }
 
 // ---- attention ----
-// A chunk of K and V is widened once for all query rows and heads that read this KV head. What a row sees of a chunk is
-// a 64-bit mask. Scratch: K and V of a chunk, then M, L and the sum of values of each row and head.
+// A user is one query row and head. All users of a KV head walk its chunks together: K of a chunk is widened once, every
+// user scores it, then V takes its place. Users that see the same positions share the loads, four at a time. What a
+// user sees of a chunk is a 64-bit mask. Scratch: the widened chunk, then for each user its state, laid out as User.
 
-int64_t attention_floats(int64_t group, int64_t hd) { return 2 * kChunk * hd + kMaxRows * group * (hd + 2); }
+constexpr int kUsers = 4;
+
+struct User {
+    const float* q;
+    uint64_t seen;          // of the current chunk
+    float M, L, keep, take; // running maximum and sum; factors of the current merge
+    float* total;           // hd sums of values
+    alignas(64) float p[kChunk];
+};
+
+constexpr int64_t kUserFloats = sizeof(User) / 4;
+
+int64_t attention_floats(int64_t group, int64_t hd) { return kChunk * hd + kMaxRows * group * (kUserFloats + hd) + 16; }
 
 inline uint64_t range_bits(int64_t begin, int64_t end) {  // [begin, end) cut to 0..64
     begin = more_of(begin, 0);
@@ -328,149 +388,211 @@ inline uint64_t seen_bits(const Visible& see, int64_t base) {
            range_bits(see.block_pos + see.blk_begin - base, see.block_pos + see.blk_end - base);
 }
 
-inline void widen_kv(const KvRows& kv, int64_t row, int64_t first, int64_t hd, float* out) {
-    if (kv.type == KvType::F16) widen_plain<WeightF16>(kv.data + (row * kv.width + first) * 2, hd, 1.0f, out);
-    else memcpy(out, kv.data + (row * kv.width + first) * 4, static_cast<size_t>(4 * hd));
+// The rows of a chunk that anyone sees, widened: position base + j to out + j*hd.
+inline void widen_chunk(const KvRows& kv, int64_t base, int64_t block_pos, uint64_t seen, int64_t first, int64_t hd, float* out) {
+    const int64_t slot = base % kv.cap;
+    for (; seen; seen &= seen - 1) {
+        const int64_t j = __builtin_ctzll(seen), p = base + j;
+        int64_t row = slot + j;  // p % cap, without a division each
+        if (block_pos >= 0 && p >= block_pos) row = kv.block_row + p - block_pos;
+        else
+            while (row >= kv.cap) row -= kv.cap;
+        if (kv.type == KvType::F16) widen_plain<WeightF16>(kv.data + (row * kv.width + first) * 2, hd, 1.0f, out + j * hd);
+        else memcpy(out + j * hd, kv.data + (row * kv.width + first) * 4, static_cast<size_t>(4 * hd));
+    }
 }
 
-// Four scores: q against the K rows at k, k + hd, ...
-inline __m128 dots(const float* q, const float* k, int64_t hd) {
-    Lanes a, b, c, d;
+// Scores of two positions, k and k + hd, for each of n users: dot[2*u], dot[2*u + 1].
+template <int n>
+inline void score_pair(User* const* user, const float* k, int64_t hd, float* dot) {
+    F acc[2 * kUsers][P];
+    for (auto& a : acc)
+        for (F& v : a) v = set(0.0f);
     int64_t i = 0;
     for (; i + W * P <= hd; i += W * P)
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
-            const int64_t at = i + p * W;
-            const F v = load(q + at);
-            a.r[p] = fma(v, load(k + at), a.r[p]);
-            b.r[p] = fma(v, load(k + hd + at), b.r[p]);
-            c.r[p] = fma(v, load(k + 2 * hd + at), c.r[p]);
-            d.r[p] = fma(v, load(k + 3 * hd + at), d.r[p]);
+            const F k0 = load(k + i + p * W), k1 = load(k + hd + i + p * W);
+#pragma GCC unroll 4
+            for (int u = 0; u < n; ++u) {
+                const F q = load(user[u]->q + i + p * W);
+                acc[2 * u][p] = fma(q, k0, acc[2 * u][p]);
+                acc[2 * u + 1][p] = fma(q, k1, acc[2 * u + 1][p]);
+            }
         }
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-        const int64_t at = i + p * W, n = less_of(W, hd - at);
-        if (n <= 0) break;
-        const F v = load_n(q + at, n);
-        a.r[p] = select_n(n, fma(v, load_n(k + at, n), a.r[p]), a.r[p]);
-        b.r[p] = select_n(n, fma(v, load_n(k + hd + at, n), b.r[p]), b.r[p]);
-        c.r[p] = select_n(n, fma(v, load_n(k + 2 * hd + at, n), c.r[p]), c.r[p]);
-        d.r[p] = select_n(n, fma(v, load_n(k + 3 * hd + at, n), d.r[p]), d.r[p]);
+        const int64_t at = i + p * W, left = less_of(W, hd - at);
+        if (left <= 0) break;
+        const F k0 = load_n(k + at, left), k1 = load_n(k + hd + at, left);
+#pragma GCC unroll 4
+        for (int u = 0; u < n; ++u) {
+            const F q = load_n(user[u]->q + at, left);
+            acc[2 * u][p] = select_n(left, fma(q, k0, acc[2 * u][p]), acc[2 * u][p]);
+            acc[2 * u + 1][p] = select_n(left, fma(q, k1, acc[2 * u + 1][p]), acc[2 * u + 1][p]);
+        }
     }
-    return sums(a.r, b.r, c.r, d.r);
+    for (int u = 0; u < 2 * n; u += 4) _mm_store_ps(dot + u, sums(acc[u], acc[u + 1], acc[u + 2], acc[u + 3]));
 }
 
-// a += p v over the positions of `seen`, ascending, for kRegs registers of values at once.
-template <int kRegs>
-inline void add_values(const float* p, const float* v, int64_t hd, uint64_t seen, F (&a)[kRegs]) {
-    for (uint64_t left = seen; left; left &= left - 1) {
-        const int j = __builtin_ctzll(left);
-        const F weight = set(p[j]);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRegs; ++r) a[r] = fma(weight, load(v + j * hd + r * W), a[r]);
+template <int n>
+inline void score_chunk(User* const* user, const float* k, int64_t hd, float scale) {
+    for (int64_t j = 0; j < kChunk; j += 2) {  // what is scored but not seen is dropped by soften()
+        if (!(user[0]->seen >> j & 3)) continue;
+        alignas(16) float dot[2 * kUsers];
+        score_pair<n>(user, k + j * hd, hd, dot);
+        for (int u = 0; u < n; ++u) user[u]->p[j] = dot[2 * u] * scale, user[u]->p[j + 1] = dot[2 * u + 1] * scale;
     }
 }
 
-// total = fma(part, take, total * keep), part = sum of p v
-template <int kRegs>
-inline void merge_values(const float* p, const float* v, int64_t hd, uint64_t seen, float keep, float take, float* total) {
-    F a[kRegs];
-    for (F& x : a) x = set(0.0f);
-    add_values(p, v, hd, seen, a);
-    for (int r = 0; r < kRegs; ++r) store(total + r * W, fma(a[r], set(take), mul(load(total + r * W), set(keep))));
-}
-
-inline void merge_values_n(const float* p, const float* v, int64_t hd, uint64_t seen, float keep, float take, float* total, int64_t n) {
-    F a = set(0.0f);
-    for (uint64_t left = seen; left; left &= left - 1) {
-        const int j = __builtin_ctzll(left);
-        a = fma(set(p[j]), load_n(v + j * hd, n), a);
-    }
-    store_n(total, fma(a, set(take), mul(load_n(total, n), set(keep))), n);
-}
-
-// One chunk of one query row and head. state: M, L, then hd sums.
-inline void attend_chunk(const float* q, const float* k, const float* v, int64_t hd, float scale, uint64_t seen, float* state) {
-    alignas(64) float s[kChunk];
+// Scores to weights: p = exp(s - m), and the factors and sum of the merge.
+inline void soften(User& user) {
     F most = set(-kInfinity);
-    for (int64_t i = 0; i < kChunk; i += W) store(s + i, most);
-    for (int64_t i = 0; i < kChunk; i += 4)  // four scores at once; those of unseen positions are overwritten below
-        if (seen >> i & 15) _mm_store_ps(s + i, _mm_mul_ps(dots(q, k + i * hd, hd), _mm_set1_ps(scale)));
     for (int64_t i = 0; i < kChunk; i += W) {
-        F score = load(s + i);
-        const uint32_t here = static_cast<uint32_t>(seen >> i) & ((1u << W) - 1);
-        if (here != (1u << W) - 1) score = select(mask_of(here), score, set(-kInfinity));
-        store(s + i, score);
+        const uint32_t here = static_cast<uint32_t>(user.seen >> i) & ((1u << W) - 1);
+        const F score = select(mask_of(here), load(user.p + i), set(-kInfinity));
+        store(user.p + i, score);
         most = max_or_second(score, most);
     }
-    const float m = largest(most), M0 = state[0], M1 = m > M0 ? m : M0;
-    Lanes weights;
+    const float m = largest(most), larger = m > user.M ? m : user.M;
+    Lanes sum;
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kChunk / W; ++i) {
-        const F p = exp_(sub(load(s + i * W), set(m)));
-        store(s + i * W, p);
-        weights.r[i % P] = add(weights.r[i % P], p);
+        const F p = exp_(sub(load(user.p + i * W), set(m)));
+        store(user.p + i * W, p);
+        sum.r[i % P] = add(sum.r[i % P], p);
     }
-    alignas(64) float factor[W] = {M0 - M1, m - M1};
+    float factor[W] = {user.M - larger, m - larger};
     store(factor, exp_(load(factor)));
-    const float keep = factor[0], take = factor[1];
-    state[0] = M1;
-    state[1] = __builtin_fmaf(weights.sum(), take, state[1] * keep);
-    float* const total = state + 2;
+    user.keep = factor[0];
+    user.take = factor[1];
+    user.M = larger;
+    user.L = __builtin_fmaf(sum.sum(), user.take, user.L * user.keep);
+}
+
+// total = fma(sum of p v, take, total * keep) for R registers of values from d on; V row j stands at v + j*hd.
+template <int n, int R>
+inline void merge_values(User* const* user, const float* v, int64_t hd, int64_t d) {
+    F a[n][R];
+#pragma GCC unroll 4
+    for (int u = 0; u < n; ++u)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) a[u][r] = set(0.0f);
+    for (uint64_t left = user[0]->seen; left; left &= left - 1) {
+        const int j = __builtin_ctzll(left);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const F value = load(v + j * hd + d + r * W);
+#pragma GCC unroll 4
+            for (int u = 0; u < n; ++u) a[u][r] = fma(set(user[u]->p[j]), value, a[u][r]);
+        }
+    }
+    for (int u = 0; u < n; ++u)
+        for (int r = 0; r < R; ++r) {
+            float* const total = user[u]->total + d + r * W;
+            store(total, fma(a[u][r], set(user[u]->take), mul(load(total), set(user[u]->keep))));
+        }
+}
+
+inline void merge_rest(User& user, const float* v, int64_t hd, int64_t d) {
+    const int64_t n = hd - d;
+    F a = set(0.0f);
+    for (uint64_t left = user.seen; left; left &= left - 1) {
+        const int j = __builtin_ctzll(left);
+        a = fma(set(user.p[j]), load_n(v + j * hd + d, n), a);
+    }
+    store_n(user.total + d, fma(a, set(user.take), mul(load_n(user.total + d, n), set(user.keep))), n);
+}
+
+template <int n>
+inline void merge_chunk(User* const* user, const float* v, int64_t hd) {
+    constexpr int R = n * P > 8 ? 2 : 4;  // registers of sums: n * R
     int64_t d = 0;
-    for (; d + 8 * W <= hd; d += 8 * W) merge_values<8>(s, v + d, hd, seen, keep, take, total + d);
-    if (d + 4 * W <= hd) merge_values<4>(s, v + d, hd, seen, keep, take, total + d), d += 4 * W;
-    for (; d + W <= hd; d += W) merge_values<1>(s, v + d, hd, seen, keep, take, total + d);
-    if (d < hd) merge_values_n(s, v + d, hd, seen, keep, take, total + d, hd - d);
+    for (; d + R * W <= hd; d += R * W) merge_values<n, R>(user, v, hd, d);
+    for (; d + W <= hd; d += W) merge_values<n, 1>(user, v, hd, d);
+    for (int u = 0; d < hd && u < n; ++u) merge_rest(*user[u], v, hd, d);
+}
+
+// Calls one(n, users) for runs of up to four users that see the same, something, of the chunk.
+template <class One>
+inline void each_run(User* users, int64_t count, const One& one) {
+    for (int64_t i = 0; i < count;) {
+        User* run[kUsers];
+        int n = 0;
+        const uint64_t seen = users[i].seen;
+        while (i < count && n < kUsers && users[i].seen == seen) run[n++] = &users[i++];
+        if (seen) one(n, run);
+    }
+}
+
+// What all rows [begin, end) see: positions [first, last), of which those from block_pos on lie in the block (-1: none).
+struct Span {
+    int64_t first, last, block_pos;
+    bool one_block;  // no two rows have different blocks
+};
+
+inline Span span_of(const Visible* visible, int64_t begin, int64_t end) {
+    Span span{INT64_MAX, 0, -1, true};
+    for (int64_t row = begin; row < end; ++row) {
+        const Visible& see = visible[row];
+        if (see.ctx_begin < see.ctx_end) {
+            span.first = less_of(span.first, see.ctx_begin);
+            span.last = more_of(span.last, see.ctx_end);
+        }
+        if (see.blk_begin < see.blk_end) {
+            span.one_block = span.one_block && (span.block_pos < 0 || span.block_pos == see.block_pos);
+            span.block_pos = see.block_pos;
+            span.first = less_of(span.first, see.block_pos + see.blk_begin);
+            span.last = more_of(span.last, see.block_pos + see.blk_end);
+        }
+    }
+    for (int64_t row = begin; row < end && span.block_pos >= 0; ++row)  // a context that reaches into the others' block
+        span.one_block = span.one_block && visible[row].ctx_end <= span.block_pos;
+    return span;
 }
 
 void attention(const AttentionTask& task, int64_t kv_head, int64_t begin, int64_t end, float* scratch) {
-    const int64_t hd = task.hd, group = task.heads / task.kv_heads, size = hd + 2, none = -1;
-    float *const k = scratch, *const v = k + kChunk * hd, *const states = v + kChunk * hd;
-    int64_t first = INT64_MAX, last = 0, block_pos = none;
-    for (int64_t row = begin; row < end; ++row) {
-        const Visible& see = task.visible[row];
-        if (see.ctx_begin < see.ctx_end) first = less_of(first, see.ctx_begin), last = more_of(last, see.ctx_end);
-        if (see.blk_begin < see.blk_end) {
-            if (block_pos != none && block_pos != see.block_pos) {  // rows of different blocks share no chunk
-                attention(task, kv_head, begin, row, scratch);
-                attention(task, kv_head, row, end, scratch);
-                return;
-            }
-            block_pos = see.block_pos;
-            first = less_of(first, block_pos + see.blk_begin);
-            last = more_of(last, block_pos + see.blk_end);
-        }
+    const int64_t hd = task.hd, group = task.heads / task.kv_heads, count = (end - begin) * group;
+    const Span span = span_of(task.visible, begin, end);
+    if (!span.one_block && end - begin > 1) {  // positions mean different rows: one row at a time
+        for (int64_t row = begin; row < end; ++row) attention(task, kv_head, row, row + 1, scratch);
+        return;
     }
-    for (int64_t i = 0; i < (end - begin) * group; ++i) {
-        float* const state = states + i * size;
-        memset(state, 0, static_cast<size_t>(4 * size));
-        state[0] = -kInfinity;
+    User* const users = reinterpret_cast<User*>(scratch);
+    float *const totals = scratch + count * kUserFloats, *const chunk = totals + count * hd;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t head = kv_head * group + i % group;
+        users[i].q = task.q + ((begin + i / group) * task.heads + head) * hd;
+        users[i].M = -kInfinity;
+        users[i].L = 0.0f;
+        users[i].total = totals + i * hd;
     }
-    for (int64_t base = first / kChunk * kChunk; base < last; base += kChunk) {
+    memset(totals, 0, static_cast<size_t>(4 * count * hd));
+    for (int64_t base = span.first / kChunk * kChunk; base < span.last; base += kChunk) {
         uint64_t any = 0;
-        for (int64_t row = begin; row < end; ++row) any |= seen_bits(task.visible[row], base);
-        for (uint64_t left = any; left; left &= left - 1) {
-            const int64_t j = __builtin_ctzll(left), p = base + j;
-            const bool in_block = block_pos != none && p >= block_pos;
-            widen_kv(task.k, in_block ? task.k.block_row + p - block_pos : p % task.k.cap, kv_head * hd, hd, k + j * hd);
-            widen_kv(task.v, in_block ? task.v.block_row + p - block_pos : p % task.v.cap, kv_head * hd, hd, v + j * hd);
-        }
-        for (int64_t row = begin; row < end; ++row) {
-            const uint64_t seen = seen_bits(task.visible[row], base);
-            if (!seen) continue;
-            for (int64_t h = 0; h < group; ++h)
-                attend_chunk(task.q + (row * task.heads + kv_head * group + h) * hd, k, v, hd, task.scale, seen,
-                             states + ((row - begin) * group + h) * size);
-        }
+        for (int64_t i = 0; i < count; ++i) any |= users[i].seen = seen_bits(task.visible[begin + i / group], base);
+        widen_chunk(task.k, base, span.block_pos, any, kv_head * hd, hd, chunk);
+        each_run(users, count, [&](int n, User* const* run) {
+            if (n == 4) score_chunk<4>(run, chunk, hd, task.scale);
+            else if (n == 3) score_chunk<3>(run, chunk, hd, task.scale);
+            else if (n == 2) score_chunk<2>(run, chunk, hd, task.scale);
+            else score_chunk<1>(run, chunk, hd, task.scale);
+            for (int u = 0; u < n; ++u) soften(*run[u]);
+        });
+        widen_chunk(task.v, base, span.block_pos, any, kv_head * hd, hd, chunk);
+        each_run(users, count, [&](int n, User* const* run) {
+            if (n == 4) merge_chunk<4>(run, chunk, hd);
+            else if (n == 3) merge_chunk<3>(run, chunk, hd);
+            else if (n == 2) merge_chunk<2>(run, chunk, hd);
+            else merge_chunk<1>(run, chunk, hd);
+        });
     }
-    for (int64_t row = begin; row < end; ++row)
-        for (int64_t h = 0; h < group; ++h) {
-            const float* state = states + ((row - begin) * group + h) * size;
-            const bool some = task.visible[row].ctx_begin < task.visible[row].ctx_end || task.visible[row].blk_begin < task.visible[row].blk_end;
-            map(state + 2, hd, task.out + (row * task.heads + kv_head * group + h) * hd,
-                [&](F x) { return some ? div(x, set(state[1])) : set(0.0f); });
-        }
+    for (int64_t i = 0; i < count; ++i) {
+        const Visible& see = task.visible[begin + i / group];
+        const bool some = see.ctx_begin < see.ctx_end || see.blk_begin < see.blk_end;
+        float* const out = task.out + ((begin + i / group) * task.heads + kv_head * group + i % group) * hd;
+        map(users[i].total, hd, out, [&](F x) { return some ? div(x, set(users[i].L)) : set(0.0f); });
+    }
 }
 
 // ---- element by element ----
