@@ -47,12 +47,7 @@ def open_checkpoint(
     files = read_folder(path) if path.is_dir() else (read_safetensors(path),)
     tensors: dict[str, SourceTensor] = {}
     for file in files:
-        for name, tensor in file.tensors.items():
-            if name in tensors:
-                raise InputError(
-                    "one tensor in two files", found=f"{tensors[name].file.name} and {file.path.name}", where=f"{path}: {one_line(name)}"
-                )  # fmt: skip
-            tensors[name] = tensor
+        tensors |= file.tensors  # read_shards refused a tensor in two files
     mask = folder / "mask_embedding.pt"
     if mask.exists():
         raise InputError(

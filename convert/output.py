@@ -47,6 +47,10 @@ class OutputFile:
                     where=self.path,
                     fix="wait for it, or choose another name",
                 ) from None
+            except OSError:
+                self.temporary.unlink()
+                os.close(fd)
+                raise
             os.close(fd)  # another run renamed or removed it between open and lock: try again
 
     def reserve(self, size: int) -> None:
@@ -168,37 +172,37 @@ class OutputSet:
 
 
 def rename_all(files: Sequence[OutputFile]) -> None:
-    """Give every sibling its name; if one rename fails, the earlier ones are undone."""
-    if len(files) == 1:
-        files[0].temporary.replace(files[0].path)
-        sync_folder(files[0].path.parent)
-        return
+    """Give every sibling its name; if one rename fails, or the folder cannot be flushed, all are undone."""
     done: list[tuple[OutputFile, Path | None]] = []
     try:
         for file in files:
             done.append((file, keep_old(file.path)))
             file.temporary.replace(file.path)
-    except BaseException:
+        for folder in {file.path.parent for file in files}:
+            sync_folder(folder)
+    except OSError as error:
         for file, old in reversed(done):
             if old is not None:
                 old.replace(file.path)
+                old.unlink(
+                    missing_ok=True
+                )  # renaming one name of a file to another of its names does nothing
             elif same_file(os.fstat(file.fd), file.path):
                 file.path.unlink()
-        raise
+        raise files[0].fault(error) from error
     for _, old in done:
         if old is not None:
             old.unlink()
-    for folder in {file.path.parent for file in files}:
-        sync_folder(folder)
 
 
 def keep_old(path: Path) -> Path | None:
-    """A second name of the file that is about to be replaced, None where there is none."""
-    if not path.exists():
-        return None
+    """A second name of the file that is about to be replaced; None where there is none, or no second name can be had."""
     old = path.with_name(f".{path.name}.old")
     old.unlink(missing_ok=True)
-    os.link(path, old)
+    try:
+        os.link(path, old, follow_symlinks=False)
+    except OSError:
+        return None
     return old
 
 

@@ -291,3 +291,35 @@ def test_link_out_of_the_folder_is_refused_and_the_hub_cache_is_not(tmp_path: Pa
     (tmp_path / "secret.json").write_text((blobs / "config.json").read_text())
     with pytest.raises(InputError, match="leads out"):
         open_checkpoint(snapshot)
+
+
+def test_one_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    """A shard that repeats another's tensor contradicts the index (hostile-inputs 50)."""
+    folder = tiny.write_draft(tmp_path / "d", shards=2)
+    index = index_of(folder)
+    first = read_safetensors(folder / "model-00001-of-00002.safetensors")
+    twice = {
+        n: v
+        for n, v in tiny.draft_tensors().items()
+        if index["weight_map"][n] == "model-00002-of-00002.safetensors"
+    }
+    name = next(iter(first.tensors))
+    tiny.write_safetensors(
+        folder / "model-00002-of-00002.safetensors", twice | {name: tiny.draft_tensors()[name]}
+    )
+    with pytest.raises(InputError, match="disagree"):
+        open_checkpoint(folder)
+
+
+def test_checkpoint_without_tensors_is_refused(tmp_path: Path) -> None:
+    """A sound safetensors file that holds nothing is no draft (bugs 4)."""
+    folder = tiny.write_draft(tmp_path / "d")
+    tiny.write_safetensors(folder / "model.safetensors", {})
+    with pytest.raises(InputError, match="no tensors"):
+        open_checkpoint(folder)
+
+
+def test_list_of_other_things_than_strings_is_refused() -> None:
+    """layer_types with a number in it."""
+    with pytest.raises(InputError, match="wrong type"):
+        spec_of(changed(layer_types=["sliding_attention", 7]))

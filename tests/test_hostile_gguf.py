@@ -179,6 +179,8 @@ def test_the_sound_twin_is_read(tmp_path: Path) -> None:
     assert 16 == read_gguf(path).tensors["a"].nbytes
     path.write_bytes(gguf(version=2))
     assert 2 == read_gguf(path).version
+    path.write_bytes(gguf(kv=alignment(f.U32, struct.pack("<I", 32))))
+    assert 32 == read_gguf(path).alignment
 
 
 def test_cut_at_every_byte_is_refused(tmp_path: Path) -> None:
