@@ -15,6 +15,7 @@ from .conversion import Outcome, plan_conversion, run_plan
 from .draft import read_draft
 from .errors import SCHEMA, DflashError, UsageError, command_errors
 from .ggml import type_name
+from .hub import fetch, is_repository
 from .inspection import inspect, render_inspection
 from .output import check_output
 from .plan import OUTTYPES, ConvertPlan
@@ -101,6 +102,7 @@ def given_fields(values: dict[str, Any]) -> dict[str, Any]:
     show_default=True,
     help="Type of the matrices.",
 )
+@click.option("--revision", help="Branch, tag or commit of a hub repository.")
 @click.option(
     "--pre-tokenizer", help="Name of the target's pre-tokenizer, where its pattern is not known."
 )
@@ -111,7 +113,7 @@ def given_fields(values: dict[str, Any]) -> dict[str, Any]:
 def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
     """Convert a DFlash draft into the canonical GGUF.
 
-    SOURCE is a checkpoint folder, a .safetensors file, or a GGUF of any dialect.
+    SOURCE is a checkpoint folder, a .safetensors file, a GGUF of any dialect, or a hub repository id.
 
     Example: dflash-convert Qwen3.8-27B-DFlash2 dflash-Qwen3.8-27B-BF16.gguf --target Qwen3.8-27B.gguf
     """
@@ -124,9 +126,13 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
             check_output(
                 output, overwrite=given["overwrite"], inputs=[source, *([target] if target else [])]
             )
+        revision = ""
+        if is_repository(source):
+            snapshot = fetch(str(source), given["revision"])
+            source, revision = snapshot.folder, snapshot.commit
         draft = read_draft(source, given_fields(given), given["config"], given["fc"] or "")
         goal = read_target(target, given["pre_tokenizer"]) if target else None
-        plan = plan_conversion(draft, goal, given["outtype"], given["dialect"])
+        plan = plan_conversion(draft, goal, given["outtype"], given["dialect"], revision)
         notes = [template_note(plan.fields), *published_notes(plan.spec)]
         if not given["quiet"]:
             for note in filter(None, notes):

@@ -131,13 +131,14 @@ def build_manifest(
 ) -> dict[str, Any]:
     """Where every byte of the output came from; names, never paths."""
     layout = plan.layout
+    revision = plan.fields.get("general.source.revision")
     return {
         "schema": MANIFEST_SCHEMA,
         "tool": {"name": "dflash-gguf", "version": tool_version()},
         "output": {
             "name": name, "bytes": layout.size, "header_sha256": hashlib.sha256(layout.header).hexdigest(),
         },
-        "source": {"dialect": draft.dialect, "files": list(draft.files)},
+        "source": {"dialect": draft.dialect, "revision": revision.value if revision else None, "files": list(draft.files)},
         "target": asdict(facts_of_target(target)) if target else asdict(draft.facts),
         "options": dict(options),
         "spec": plan.spec.to_json(),

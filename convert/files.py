@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from .errors import InputError
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file at `path`, open for reading.
 
     Raises InputError where it is absent or no regular file, OSError where the system refuses.
