@@ -9,7 +9,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <tuple>
@@ -72,7 +71,8 @@ struct Handle {
     explicit Handle(Engine e) : engine(std::move(e)) { engine.poll = check_signals; }
     int64_t vocab() const { return engine.target.config.vocab_size; }
     const Draft& draft() const {
-        if (!engine.draft) throw Fault{.kind = FaultKind::Usage, .what = "there is no draft", .fix = "open the engine with a draft"};
+        if (!engine.draft)
+            throw Fault{.kind = FaultKind::Usage, .what = "there is no draft", .fix = "open the engine with a draft"};
         return *engine.draft;
     }
 };
@@ -85,8 +85,8 @@ auto alone(Handle& h, Body&& body) {
     return body(h.engine);
 }
 
-std::unique_ptr<Handle> open_engine(const nb::bytes& path, const std::vector<TableRow>& table, const TargetConfig& config,
-                                    const RunConfig& run) {
+std::unique_ptr<Handle> open_engine(const nb::bytes& path, const std::vector<TableRow>& table,
+                                    const TargetConfig& config, const RunConfig& run) {
     const ModelFile target = model_file(path, table);
     const nb::gil_scoped_release unlocked;
     return std::make_unique<Handle>(make_engine(target, config, run));
@@ -188,7 +188,8 @@ std::tuple<int64_t, int64_t, std::vector<Array<uint8_t>>> context_rows(Handle& h
         for (const KvRows& rows : {k_rows(d.kv, l), v_rows(d.kv, l)}) {
             Buffer<uint8_t> out(static_cast<int64_t>(count) * bytes);
             for (int64_t p = d.ring.first; p < d.ring.next; ++p)
-                std::memcpy(out.row(p - d.ring.first, bytes), rows.data + ring_slot(d.ring, p) * bytes, static_cast<size_t>(bytes));
+                std::copy_n(reinterpret_cast<const uint8_t*>(rows.data) + ring_slot(d.ring, p) * bytes, bytes,
+                            out.row(p - d.ring.first, bytes));
             layers.push_back(to_numpy(std::move(out), {count, static_cast<size_t>(bytes)}));
         }
     return {d.ring.first, d.ring.next, std::move(layers)};
@@ -197,7 +198,10 @@ std::tuple<int64_t, int64_t, std::vector<Array<uint8_t>>> context_rows(Handle& h
 void bind_settings(nb::module_& m) {
     nb::enum_<KvType>(m, "KvType").value("f32", KvType::F32).value("f16", KvType::F16);
     nb::enum_<Window>(m, "Window").value("per_row", Window::PerRow).value("anchored", Window::Anchored);
-    nb::enum_<Act>(m, "Act").value("silu", Act::Silu).value("gelu_pytorch_tanh", Act::GeluTanh).value("gelu", Act::Gelu);
+    nb::enum_<Act>(m, "Act")
+        .value("silu", Act::Silu)
+        .value("gelu_pytorch_tanh", Act::GeluTanh)
+        .value("gelu", Act::Gelu);
     nb::enum_<Stop>(m, "Stop").value("eos", Stop::Eos).value("length", Stop::Length).value("context", Stop::Context);
     nb::class_<LayerDims>(m, "LayerDims", "Sizes of one transformer layer.")
         .def(nb::init<>())
@@ -206,6 +210,7 @@ void bind_settings(nb::module_& m) {
         .def_rw("heads", &LayerDims::heads)
         .def_rw("kv_heads", &LayerDims::kv_heads)
         .def_rw("head_dim", &LayerDims::head_dim)
+        .def_rw("rope_dimension_count", &LayerDims::rope_dimension_count)
         .def_rw("eps", &LayerDims::eps);
     nb::class_<TargetConfig>(m, "TargetConfig", "The target's geometry.")
         .def(nb::init<>())
@@ -213,8 +218,7 @@ void bind_settings(nb::module_& m) {
         .def_rw("num_hidden_layers", &TargetConfig::num_hidden_layers)
         .def_rw("vocab_size", &TargetConfig::vocab_size)
         .def_rw("context_length", &TargetConfig::context_length)
-        .def_rw("rope_theta", &TargetConfig::rope_theta)
-        .def_rw("rope_dimension_count", &TargetConfig::rope_dimension_count);
+        .def_rw("rope_theta", &TargetConfig::rope_theta);
     nb::class_<DraftConfig>(m, "DraftConfig", "What changes a draft's results, with DraftSpec's names.")
         .def(nb::init<>())
         .def_rw("dims", &DraftConfig::dims)
@@ -222,7 +226,6 @@ void bind_settings(nb::module_& m) {
         .def_rw("vocab_size", &DraftConfig::vocab_size)
         .def_rw("rope_theta", &DraftConfig::rope_theta)
         .def_rw("rope_factor", &DraftConfig::rope_factor)
-        .def_rw("rope_dimension_count", &DraftConfig::rope_dimension_count)
         .def_rw("block_size", &DraftConfig::block_size)
         .def_rw("mask_token_id", &DraftConfig::mask_token_id)
         .def_rw("target_layer_ids", &DraftConfig::target_layer_ids)
@@ -285,10 +288,11 @@ void bind_handle(nb::module_& m) {
         .def_prop_ro("max_context", [](const Handle& h) { return h.engine.target.max_context; })
         .def_prop_ro("isa", [](const Handle& h) { return std::string(h.engine.backend.ops->name); })
         .def_prop_ro("ring_cap", [](const Handle& h) { return h.draft().ring.cap; })
-        .def_prop_ro("draft_kv_bytes", [](const Handle& h) { return h.engine.draft ? draft_kv_bytes(*h.engine.draft) : 0; });
+        .def_prop_ro("draft_kv_bytes",
+                     [](const Handle& h) { return h.engine.draft ? draft_kv_bytes(*h.engine.draft) : 0; });
     m.def("open_engine", &open_engine, "path"_a, "tensors"_a, "config"_a, "run"_a);
-    m.def("open_pair", &open_pair, "path"_a, "tensors"_a, "config"_a, "draft_path"_a, "draft_tensors"_a, "draft_config"_a,
-          "run"_a);
+    m.def("open_pair", &open_pair, "path"_a, "tensors"_a, "config"_a, "draft_path"_a, "draft_tensors"_a,
+          "draft_config"_a, "run"_a);
     m.def("kv_total", &kv_total, "cap"_a, "block"_a, "Rows of each K and V array of the draft (spec-runtime 4.1).");
 }
 

@@ -190,6 +190,7 @@ def layer_dims(spec: TargetSpec | DraftSpec) -> _native.LayerDims:
     dims.heads = spec.num_attention_heads
     dims.kv_heads = spec.num_key_value_heads
     dims.head_dim = spec.head_dim
+    dims.rope_dimension_count = spec.rope_dimension_count
     dims.eps = spec.rms_norm_eps
     return dims
 
@@ -205,19 +206,13 @@ def target_config(spec: TargetSpec, file: GgufFile) -> _native.TargetConfig:
     refuse(reasons, "target", file)
     config = _native.TargetConfig()
     config.dims = layer_dims(spec)
-    for name in (
-        "num_hidden_layers",
-        "vocab_size",
-        "context_length",
-        "rope_theta",
-        "rope_dimension_count",
-    ):
+    for name in ("num_hidden_layers", "vocab_size", "context_length", "rope_theta"):
         setattr(config, name, getattr(spec, name))
     return config
 
 
 DRAFT_FIELDS = (
-    "num_hidden_layers", "vocab_size", "rope_theta", "rope_dimension_count", "block_size", "mask_token_id",
+    "num_hidden_layers", "vocab_size", "rope_theta", "block_size", "mask_token_id",
     "target_layer_ids", "target_hidden_size", "sliding_window", "sliding_layers", "causal_layers",
     "embedding_scale", "logit_scale", "attention_value_scale", "final_logit_softcapping",
 )  # fmt: skip

@@ -13,7 +13,8 @@ inline bool is_eos(std::span<const int32_t> eos, int32_t token) {
 
 // How many of `drafted` stand: the longest run with drafted[i] == chosen[i], where chosen[i] is what the target chose
 // after row i; an end-of-sequence token stands, and nothing behind it does.
-inline int64_t accepted_run(std::span<const int32_t> drafted, std::span<const int32_t> chosen, std::span<const int32_t> eos) {
+inline int64_t accepted_run(std::span<const int32_t> drafted, std::span<const int32_t> chosen,
+                            std::span<const int32_t> eos) {
     int64_t a = 0;
     for (const int32_t token : drafted) {
         if (token != chosen[static_cast<size_t>(a)]) break;

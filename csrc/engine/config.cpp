@@ -9,7 +9,8 @@
 namespace dflash {
 namespace {
 
-void require(bool ok, const std::string& where, const char* field, const std::string& found, const std::string& expected) {
+void require(bool ok, const std::string& where, const char* field, const std::string& found,
+             const std::string& expected) {
     if (ok) return;
     throw Fault{.kind = FaultKind::Input,
                 .what = "a setting of the model is not usable",
@@ -22,7 +23,8 @@ void require_size(int64_t value, const std::string& where, const char* field, in
     require(value >= 1 && value <= most, where, field, std::to_string(value), "1 to " + std::to_string(most));
 }
 
-void check_layer(const LayerDims& d, int64_t n_rot, double theta, const std::string& where) {
+void check_layer(const LayerDims& d, double theta, const std::string& where) {
+    const int64_t n_rot = d.rope_dimension_count;
     constexpr int64_t kMost = int64_t{1} << 24;  // of any width: products of two stay far from overflow
     const std::array<std::pair<const char*, int64_t>, 5> sizes = {{{"hidden_size", d.hidden},
                                                                    {"intermediate_size", d.ff},
@@ -41,21 +43,23 @@ void check_layer(const LayerDims& d, int64_t n_rot, double theta, const std::str
 }  // namespace
 
 void check_config(const TargetConfig& c, const std::string& where) {
-    check_layer(c.dims, c.rope_dimension_count, c.rope_theta, where);
+    check_layer(c.dims, c.rope_theta, where);
     require_size(c.num_hidden_layers, where, "num_hidden_layers", 1 << 16);
     require_size(c.vocab_size - 1, where, "vocab_size - 1", INT32_MAX - 1);  // a margin needs two tokens
     require_size(c.context_length, where, "context_length", INT32_MAX);
 }
 
 void check_config(const DraftConfig& c, const std::string& where) {
-    check_layer(c.dims, c.rope_dimension_count, c.rope_theta, where);
+    check_layer(c.dims, c.rope_theta, where);
     require_size(c.num_hidden_layers, where, "num_hidden_layers", 1 << 16);
     require_size(c.vocab_size, where, "vocab_size", INT32_MAX);
-    require(c.rope_factor > 0 && std::isfinite(c.rope_factor), where, "rope_factor", std::to_string(c.rope_factor), "finite and above 0");
+    require(c.rope_factor > 0 && std::isfinite(c.rope_factor), where, "rope_factor", std::to_string(c.rope_factor),
+            "finite and above 0");
     require(c.block_size >= 2 && c.block_size <= 1024, where, "block_size", std::to_string(c.block_size), "2 to 1024");
     const auto layers = static_cast<size_t>(c.num_hidden_layers);
     require(c.sliding_layers.size() == layers && c.causal_layers.size() == layers, where, "sliding and causal layers",
-            std::to_string(c.sliding_layers.size()) + " and " + std::to_string(c.causal_layers.size()), "one flag a layer");
+            std::to_string(c.sliding_layers.size()) + " and " + std::to_string(c.causal_layers.size()),
+            "one flag a layer");
     require(!c.target_layer_ids.empty() && c.target_layer_ids.size() <= 512, where, "target_layer_ids",
             std::to_string(c.target_layer_ids.size()) + " ids", "1 to 512");
     for (const bool slides : c.sliding_layers)

@@ -17,7 +17,8 @@ struct LayerDims {
     int64_t heads = 0;     // query heads
     int64_t kv_heads = 0;
     int64_t head_dim = 0;  // hd
-    float eps = 0;         // of every RMS norm
+    int64_t rope_dimension_count = 0;  // rotated dims of a head
+    float eps = 0;                     // of every RMS norm
     int64_t q_width() const { return heads * head_dim; }
     int64_t kv_width() const { return kv_heads * head_dim; }
 };
@@ -28,7 +29,6 @@ struct TargetConfig {
     int64_t vocab_size = 0;
     int64_t context_length = 0;
     double rope_theta = 0;
-    int64_t rope_dimension_count = 0;
 };
 
 struct DraftConfig {
@@ -37,7 +37,6 @@ struct DraftConfig {
     int64_t vocab_size = 0;
     double rope_theta = 0;
     double rope_factor = 1;  // linear scaling: positions are divided by it
-    int64_t rope_dimension_count = 0;
     int64_t block_size = 0;  // q
     int32_t mask_token_id = -1;
     std::vector<int64_t> target_layer_ids;  // 0-based, state after the layer, in file order

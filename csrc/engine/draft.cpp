@@ -27,7 +27,10 @@ void bind_weights(Draft& d, const Matrix& token_embd, const Matrix& output, Wind
             layer.ffn_conv = take_conv(d.weights, i, "ffn", c);
         }
         const auto at = static_cast<size_t>(i);
-        layer.mask = {.sliding = c.sliding_layers[at], .causal = c.causal_layers[at], .window = window, .width = c.sliding_window};
+        layer.mask = {.sliding = c.sliding_layers[at],
+                      .causal = c.causal_layers[at],
+                      .window = window,
+                      .width = c.sliding_window};
         d.ctx_weights.insert(d.ctx_weights.end(), {layer.layer.wk, layer.layer.wv});
         d.layers.push_back(layer);
     }
@@ -44,7 +47,7 @@ void bind_weights(Draft& d, const Matrix& token_embd, const Matrix& output, Wind
                         .what = "the draft cannot share the target's embedding and head",
                         .found = "target [" + std::to_string(m->cols) + ", " + std::to_string(m->rows) + "]",
                         .where = d.weights.file.path(),
-                        .expected = "[" + std::to_string(hidden) + ", " + std::to_string(c.vocab_size) + "], as the draft declares",
+                        .expected = "[" + std::to_string(hidden) + ", " + std::to_string(c.vocab_size) + "], the draft's",
                         .fix = "use the target this draft was trained for"};
     refuse_unused(d.weights);
 }
@@ -64,7 +67,7 @@ int64_t ring_capacity(const DraftConfig& c, const RunConfig& run, int64_t max_co
 void make_scratch(Draft& d) {
     const DraftConfig& c = d.config;
     const int64_t hidden = c.dims.hidden, q = c.block_size;
-    d.act = make_activations(c.dims, c.rope_dimension_count, std::max(q, kMaxRows));
+    d.act = make_activations(c.dims, std::max(q, kMaxRows));
     d.fused = Buffer<float>(kMaxRows * hidden);
     for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
         d.ctx_k.emplace_back(kMaxRows * c.dims.kv_width());
@@ -83,8 +86,9 @@ void make_scratch(Draft& d) {
 // Fills the RoPE tables of n rows at positions ring.next, ring.next + 1, ...
 void rotate_from(Draft& d, int64_t n) {
     std::iota(d.act.positions.begin(), d.act.positions.begin() + n, d.ring.next);
-    rope_table({d.act.positions.data(), static_cast<size_t>(n)}, d.config.rope_dimension_count, d.config.rope_theta,
-               d.rope_factors.empty() ? nullptr : d.rope_factors.data(), d.act.cos.data(), d.act.sin.data());
+    const float* factors = d.rope_factors.empty() ? nullptr : d.rope_factors.data();
+    rope_table({d.act.positions.data(), static_cast<size_t>(n)}, d.config.dims.rope_dimension_count,
+               d.config.rope_theta, factors, d.act.cos.data(), d.act.sin.data());
 }
 
 // Appends at most kMaxRows rows: g once, then K and V of all layers from it.
@@ -98,8 +102,7 @@ void append_piece(const Backend& b, Draft& d, const float* features, int64_t n) 
     const std::span<const int64_t> slots(d.act.kv_rows.data(), static_cast<size_t>(n));
     for (int64_t l = 0; l < d.config.num_hidden_layers; ++l) {
         const auto at = static_cast<size_t>(l);
-        b.ops->norm_rope(b.ctx(), d.ctx_k[at].data(), d.layers[at].layer.k_norm, dims.eps, n, dims.kv_heads, dims.head_dim,
-                         d.act.cos.data(), d.act.sin.data(), d.config.rope_dimension_count);
+        rotate(b, dims, n, d.layers[at].layer.k_norm, dims.kv_heads, d.act, d.ctx_k[at].data());
         b.ops->store_kv(b.ctx(), d.ctx_k[at].data(), slots, k_rows(d.kv, l));
         b.ops->store_kv(b.ctx(), d.ctx_v[at].data(), slots, v_rows(d.kv, l));
     }
@@ -133,7 +136,7 @@ void run_layer(const Backend& b, Draft& d, int64_t index) {
     block_visible(l.mask, ring_window(d.ring), d.ring.next, {act.visible.data(), static_cast<size_t>(q)});
     b.ops->rms_norm(b.ctx(), act.h.data(), l.layer.attn_norm, c.dims.eps, q, c.dims.hidden, act.x.data());
     convolve_input(b, d, l.attn_conv);
-    project_qkv(b, l.layer, c.dims, d.config.rope_dimension_count, q, act);
+    project_qkv(b, l.layer, c.dims, q, act);
     attend(b, l.layer, c.dims, q, k_rows(d.kv, index), v_rows(d.kv, index), act);
     if (c.attention_value_scale != 1.0F) b.ops->scale(b.ctx(), c.attention_value_scale, values, act.a.data());
     convolve_output(b, d, l.attn_conv);
@@ -155,7 +158,8 @@ Draft make_draft(const std::string& path, const std::vector<TensorInfo>& table,
     d.weights = open_weights(path, table);
     bind_weights(d, token_embd, output, run.window);
     if (config.rope_factor != 1.0)
-        d.rope_factors.assign(static_cast<size_t>(config.rope_dimension_count / 2), static_cast<float>(config.rope_factor));
+        d.rope_factors.assign(static_cast<size_t>(config.dims.rope_dimension_count / 2),
+                              static_cast<float>(config.rope_factor));
     d.ring = DraftRing{.cap = ring_capacity(config, run, max_context), .block = config.block_size};
     d.kv = make_kv_cache(config.num_hidden_layers, run.kv_type, config.dims.kv_width(), d.ring.cap,
                          kv_total(d.ring.cap, d.ring.block));
@@ -197,10 +201,11 @@ void block_logits(const Backend& b, Draft& d, int64_t first, int64_t n) {
 bool block_tokens(const Backend& b, Draft& d, int32_t anchor, int64_t n, int32_t* tokens) {
     const DraftConfig& c = d.config;
     const float* logits = d.logits.row(1, c.vocab_size);
-    if (d.selector) return select_chain(b, *d.selector, d.z.row(1, c.dims.hidden), logits, n, c.vocab_size, anchor, tokens);
+    if (d.selector)
+        return select_chain(b, *d.selector, d.z.row(1, c.dims.hidden), logits, n, c.vocab_size, anchor, tokens);
     b.ops->argmax(b.ctx(), logits, n, c.vocab_size, tokens);
-    for (int64_t i = 0; i < n; ++i)
-        if (tokens[i] < 0 || tokens[i] >= c.vocab_size || !std::isfinite(logits[i * c.vocab_size + tokens[i]])) return false;
+    for (int64_t i = 0; i < n; ++i, logits += c.vocab_size)
+        if (tokens[i] < 0 || tokens[i] >= c.vocab_size || !std::isfinite(logits[tokens[i]])) return false;
     return true;
 }
 

@@ -128,7 +128,7 @@ void choose(Engine& e, std::span<Choice> out) {
         if (token < 0 || token >= vocab || !std::isfinite(first))
             throw Fault{.kind = FaultKind::Input,
                         .what = "the target's logits are not finite",
-                        .found = "row " + std::to_string(i) + " of the pass that ends at position " + std::to_string(e.target.length),
+                        .found = "row " + std::to_string(i) + " of a pass, position " + std::to_string(e.target.length),
                         .where = e.target.weights.file.path(),
                         .expected = "finite logits",
                         .fix = "check the target's weights"};

@@ -21,14 +21,14 @@ Layer take_layer(Weights& w, int64_t index, const LayerDims& d) {
     return l;
 }
 
-Activations make_activations(const LayerDims& d, int64_t n_rot, int64_t rows) {
+Activations make_activations(const LayerDims& d, int64_t rows) {
     Activations act;
     act.rows = rows;
     for (auto* buffer : {&act.h, &act.x, &act.a}) *buffer = Buffer<float>(rows * d.hidden);
     for (auto* buffer : {&act.q, &act.o}) *buffer = Buffer<float>(rows * d.q_width());
     for (auto* buffer : {&act.k, &act.v}) *buffer = Buffer<float>(rows * d.kv_width());
     for (auto* buffer : {&act.gate, &act.up}) *buffer = Buffer<float>(rows * d.ff);
-    for (auto* buffer : {&act.cos, &act.sin}) *buffer = Buffer<float>(rows * (n_rot / 2));
+    for (auto* buffer : {&act.cos, &act.sin}) *buffer = Buffer<float>(rows * (d.rope_dimension_count / 2));
     act.positions.resize(static_cast<size_t>(rows));
     act.visible.resize(static_cast<size_t>(rows));
     act.kv_rows.resize(static_cast<size_t>(rows));
@@ -57,10 +57,16 @@ KvRows v_rows(KvCache& cache, int64_t layer) {
     return rows;
 }
 
-void project_qkv(const Backend& b, const Layer& layer, const LayerDims& d, int64_t n_rot, int64_t n, Activations& act) {
+void rotate(const Backend& b, const LayerDims& d, int64_t n, const float* norm, int64_t heads, const Activations& act,
+            float* x) {
+    b.ops->norm_rope(b.ctx(), x, norm, d.eps, n, heads, d.head_dim, act.cos.data(), act.sin.data(),
+                     d.rope_dimension_count);
+}
+
+void project_qkv(const Backend& b, const Layer& layer, const LayerDims& d, int64_t n, Activations& act) {
     project(b, {layer.wq, layer.wk, layer.wv}, act.x.data(), n, {act.q.data(), act.k.data(), act.v.data()});
-    b.ops->norm_rope(b.ctx(), act.q.data(), layer.q_norm, d.eps, n, d.heads, d.head_dim, act.cos.data(), act.sin.data(), n_rot);
-    b.ops->norm_rope(b.ctx(), act.k.data(), layer.k_norm, d.eps, n, d.kv_heads, d.head_dim, act.cos.data(), act.sin.data(), n_rot);
+    rotate(b, d, n, layer.q_norm, d.heads, act, act.q.data());
+    rotate(b, d, n, layer.k_norm, d.kv_heads, act, act.k.data());
 }
 
 void attend(const Backend& b, const Layer& layer, const LayerDims& d, int64_t n, const KvRows& k, const KvRows& v,

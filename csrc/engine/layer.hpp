@@ -37,7 +37,7 @@ struct Activations {
     std::vector<int64_t> kv_rows;     // [rows] cache rows that k and v go to
     std::vector<Visible> visible;     // [rows]
 };
-Activations make_activations(const LayerDims& dims, int64_t n_rot, int64_t rows);
+Activations make_activations(const LayerDims& dims, int64_t rows);
 
 // One K or V cache per layer, owned.
 struct KvCache {
@@ -48,8 +48,12 @@ KvCache make_kv_cache(int64_t layers, KvType type, int64_t width, int64_t cap, i
 KvRows k_rows(KvCache& cache, int64_t layer);
 KvRows v_rows(KvCache& cache, int64_t layer);
 
-// q, k, v = projections of x, with per-head norms and RoPE on q and k (act.cos, act.sin: the rows' tables).
-void project_qkv(const Backend& b, const Layer& layer, const LayerDims& dims, int64_t n_rot, int64_t n, Activations& act);
+// Per-head norm and RoPE in place of n rows of `heads` heads, by the tables act.cos and act.sin.
+void rotate(const Backend& b, const LayerDims& dims, int64_t n, const float* norm, int64_t heads,
+            const Activations& act, float* x);
+
+// q, k, v = projections of x, with norms and RoPE on q and k.
+void project_qkv(const Backend& b, const Layer& layer, const LayerDims& dims, int64_t n, Activations& act);
 
 // Stores k, v to act.kv_rows; a = wo * attention over what act.visible allows.
 void attend(const Backend& b, const Layer& layer, const LayerDims& dims, int64_t n, const KvRows& k, const KvRows& v,

@@ -28,7 +28,7 @@ class Timer {
 int64_t token_budget(const Engine& e, const Request& r) {
     const auto prompt = static_cast<int64_t>(r.prompt.size());
     if (prompt == 0)
-        throw Fault{.kind = FaultKind::Usage, .what = "the prompt is empty", .found = "0 tokens", .expected = "at least one token"};
+        throw Fault{.kind = FaultKind::Usage, .what = "the prompt is empty", .expected = "at least one token"};
     if (prompt >= e.target.max_context)
         throw Fault{.kind = FaultKind::Usage,
                     .what = "the prompt leaves no room in the context",
@@ -99,8 +99,14 @@ bool step(Loop& loop) {
 
 void run(Engine& e, const Request& request, int64_t budget, Generation& out) {
     const auto rows = static_cast<size_t>(e.draft ? e.draft->config.block_size : 1);
-    Loop loop{.e = e, .request = request, .out = out, .budget = budget, .drafting = e.draft && request.n_max > 0,
-              .rows = std::vector<int32_t>(rows), .choices = std::vector<Choice>(rows), .chosen = std::vector<int32_t>(rows)};
+    Loop loop{.e = e,
+              .request = request,
+              .out = out,
+              .budget = budget,
+              .drafting = e.draft && request.n_max > 0,
+              .rows = std::vector<int32_t>(rows),
+              .choices = std::vector<Choice>(rows),
+              .chosen = std::vector<int32_t>(rows)};
     Choice first;
     {
         const Timer timer(out.prefill_s);

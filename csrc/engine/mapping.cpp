@@ -25,7 +25,8 @@ struct Descriptor {
 };
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what, const std::string& found) {
-    throw Fault{.kind = FaultKind::Input, .what = what, .found = found, .where = path, .expected = "a readable GGUF file"};
+    throw Fault{
+        .kind = FaultKind::Input, .what = what, .found = found, .where = path, .expected = "a readable GGUF file"};
 }
 
 }  // namespace
@@ -34,7 +35,8 @@ Mapping::Mapping(const std::string& path) : path_(path) {
     const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     struct stat info {};
     if (file.fd < 0 || fstat(file.fd, &info) != 0) refuse(path, "the file cannot be opened", std::strerror(errno));
-    if (!S_ISREG(info.st_mode) || info.st_size <= 0) refuse(path, "there is nothing to map", "not a regular file, or empty");
+    if (!S_ISREG(info.st_mode) || info.st_size <= 0)
+        refuse(path, "there is nothing to map", "not a regular file, or empty");
     void* p = mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, file.fd, 0);
     if (p == MAP_FAILED) refuse(path, "the file cannot be mapped", std::strerror(errno));
     data_ = static_cast<std::byte*>(p);

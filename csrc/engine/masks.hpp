@@ -20,7 +20,11 @@ struct LayerMask {
 inline void block_visible(const LayerMask& mask, int64_t oldest, int64_t length, std::span<Visible> rows) {
     const auto q = static_cast<int64_t>(rows.size());
     for (int64_t i = 0; i < q; ++i) {
-        Visible see{.ctx_begin = oldest, .ctx_end = length, .blk_begin = 0, .blk_end = mask.causal ? i + 1 : q, .block_pos = length};
+        Visible see{.ctx_begin = oldest,
+                    .ctx_end = length,
+                    .blk_begin = 0,
+                    .blk_end = mask.causal ? i + 1 : q,
+                    .block_pos = length};
         if (mask.sliding && mask.window == Window::Anchored) {
             see.ctx_begin = std::max(oldest, length - mask.width);
         } else if (mask.sliding) {  // positions less than W away from the row's own

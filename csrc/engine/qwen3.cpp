@@ -38,7 +38,7 @@ Target make_target(const std::string& path, const std::vector<TensorInfo>& table
     t.max_context = run.max_context > 0 ? run.max_context : config.context_length;
     t.kv = make_kv_cache(config.num_hidden_layers, run.kv_type, config.dims.kv_width(), t.max_context, t.max_context);
     t.captured = std::move(captured);
-    t.act = make_activations(config.dims, config.rope_dimension_count, rows);
+    t.act = make_activations(config.dims, rows);
     return t;
 }
 
@@ -52,13 +52,13 @@ void target_forward(const Backend& b, Target& t, std::span<const int32_t> tokens
         act.positions[r] = act.kv_rows[r] = p;
         act.visible[r] = Visible{.ctx_begin = 0, .ctx_end = p + 1};
     }
-    rope_table({act.positions.data(), tokens.size()}, t.config.rope_dimension_count, t.config.rope_theta, nullptr,
+    rope_table({act.positions.data(), tokens.size()}, d.rope_dimension_count, t.config.rope_theta, nullptr,
                act.cos.data(), act.sin.data());
     b.ops->embed(b.ctx(), t.token_embd, tokens, 1.0F, act.h.data());
     for (int64_t l = 0; l < t.config.num_hidden_layers; ++l) {
         const Layer& layer = t.layers[static_cast<size_t>(l)];
         b.ops->rms_norm(b.ctx(), act.h.data(), layer.attn_norm, d.eps, n, d.hidden, act.x.data());
-        project_qkv(b, layer, d, t.config.rope_dimension_count, n, act);
+        project_qkv(b, layer, d, n, act);
         attend(b, layer, d, n, k_rows(t.kv, l), v_rows(t.kv, l), act);
         b.ops->add(b.ctx(), act.a.data(), n * d.hidden, act.h.data());
         b.ops->rms_norm(b.ctx(), act.h.data(), layer.ffn_norm, d.eps, n, d.hidden, act.x.data());

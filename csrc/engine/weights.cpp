@@ -58,7 +58,8 @@ void check_entry(const Weights& w, const TensorInfo& t) {
     const auto block_len = static_cast<int64_t>(kq_block_weights(stored_type(t)));
     if (block_len == 0)
         refuse(w, t.name, "the runtime has no decoder for this tensor type", type_name(t.type),
-               "F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL or IQ4_XS", "convert the file to one of these types");
+               "F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL or IQ4_XS",
+               "convert the file to one of these types");
     const int64_t count = value_count(t.shape);
     if (t.shape.empty() || t.shape.size() > 4 || count < 0)
         refuse(w, t.name, "a tensor's shape is not usable", dims(t.shape), "1 to 4 positive dims");

@@ -55,12 +55,14 @@ void mask_every_case() {
                     for (int64_t i = 0; i < q; ++i) {
                         const Visible& see = rows[static_cast<size_t>(i)];
                         for (int64_t p = 0; p < length; ++p) {
-                            const bool near = !mask.sliding || (anchored ? p >= length - width : length + i - p < width);
+                            const bool inside = anchored ? p >= length - width : length + i - p < width;
+                            const bool near = !mask.sliding || inside;
                             expect((p >= see.ctx_begin && p < see.ctx_end) == (p >= oldest && near), "context");
                         }
                         for (int64_t j = 0; j < q; ++j) {
                             const bool near = !mask.sliding || anchored || (i - j < width && j - i < width);
-                            expect((j >= see.blk_begin && j < see.blk_end) == (near && (j <= i || !mask.causal)), "block");
+                            const bool seen = near && (j <= i || !mask.causal);
+                            expect((j >= see.blk_begin && j < see.blk_end) == seen, "block");
                         }
                         expect(see.block_pos == length, "the block stands behind the context");
                     }

@@ -21,7 +21,8 @@ void expect(bool ok, const char* what) {
     ++failures;
 }
 
-constexpr LayerDims kDims{.hidden = 64, .ff = 96, .heads = 4, .kv_heads = 2, .head_dim = 16, .eps = 1e-6F};
+constexpr LayerDims kDims{
+    .hidden = 64, .ff = 96, .heads = 4, .kv_heads = 2, .head_dim = 16, .rope_dimension_count = 16, .eps = 1e-6F};
 constexpr int64_t kVocab = 12, kBlock = 4;
 
 // A file of random F32 tensors and its table; removed at the end.
@@ -30,7 +31,9 @@ struct RandomModel {
     std::ofstream out;
     std::mt19937 random;
     uint64_t offset = 0;
-    RandomModel(const std::string& path, uint32_t seed) : out(path, std::ios::binary), random(seed) { file.path = path; }
+    RandomModel(const std::string& path, uint32_t seed) : out(path, std::ios::binary), random(seed) {
+        file.path = path;
+    }
     RandomModel(const RandomModel&) = delete;
     RandomModel& operator=(const RandomModel&) = delete;
     ~RandomModel() { std::remove(file.path.c_str()); }
@@ -58,7 +61,7 @@ struct RandomModel {
 };
 
 TargetConfig target_config() {
-    return {.dims = kDims, .num_hidden_layers = 3, .vocab_size = kVocab, .context_length = 128, .rope_theta = 1e4, .rope_dimension_count = 16};
+    return {.dims = kDims, .num_hidden_layers = 3, .vocab_size = kVocab, .context_length = 128, .rope_theta = 1e4};
 }
 
 DraftConfig draft_config() {
@@ -67,7 +70,6 @@ DraftConfig draft_config() {
     c.num_hidden_layers = 2;
     c.vocab_size = kVocab;
     c.rope_theta = 1e4;
-    c.rope_dimension_count = 16;
     c.block_size = kBlock;
     c.mask_token_id = kVocab - 1;
     c.target_layer_ids = {2, 0};
@@ -103,7 +105,8 @@ void write_draft(RandomModel& m) {
         }
     }
     m.add("selector_hidden.weight", {kDims.hidden, 8}, 0.1F);
-    for (const char* book : {"selector_predecessor.weight", "selector_successor.weight"}) m.add(book, {8, kVocab}, 0.3F);
+    for (const char* book : {"selector_predecessor.weight", "selector_successor.weight"})
+        m.add(book, {8, kVocab}, 0.3F);
     m.out.close();
 }
 

@@ -12,7 +12,7 @@ namespace {
 int failures = 0;
 void expect(bool ok, const char* what, int64_t cap, int64_t position) {
     if (ok) return;
-    std::printf("FAIL %s (cap %lld, position %lld)\n", what, static_cast<long long>(cap), static_cast<long long>(position));
+    std::printf("FAIL %s (cap %ld, position %ld)\n", what, static_cast<long>(cap), static_cast<long>(position));
     ++failures;
 }
 
@@ -37,7 +37,7 @@ void compare(const DraftRing& ring, const Slots& slots) {
     expect(ring.next == slots.next, "I4 next position", ring.cap, ring.next);
     expect(ring.next - ring.first <= ring.cap, "no more held than there are slots", ring.cap, ring.next);
     for (int64_t p = ring.next - 2 * ring.cap - 1; p < ring.next + ring.cap + 1; ++p)
-        expect((p >= ring.first && p < ring.next) == slots.holds(p), "I2 a position is held exactly when its slot says so", ring.cap, p);
+        expect((p >= ring.first && p < ring.next) == slots.holds(p), "I2 held when its slot says so", ring.cap, p);
     for (int64_t p = ring.first; p < ring.next; ++p)
         expect(ring_slot(ring, p) == p % ring.cap, "I1 slot = position mod cap", ring.cap, p);
 }
@@ -62,7 +62,8 @@ void random_walk(int64_t cap, int64_t block) {
             const int64_t oldest = ring.first;
             ring_append(ring, n);
             slots.append(n);
-            expect(ring.first == (ring.next > oldest + cap ? ring.next - cap : oldest), "I6 evicts exactly what falls out", cap, ring.first);
+            const int64_t left = ring.next > oldest + cap ? ring.next - cap : oldest;
+            expect(ring.first == left, "I6 evicts exactly what falls out", cap, ring.first);
         } else if (kind < 9) {
             const int64_t length = ring.next > 0 ? random.below(ring.next + 1) : 0;
             const int64_t back = ring.next - length > 2 * cap ? ring.next - random.below(2 * cap) : length;
