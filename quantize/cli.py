@@ -14,19 +14,21 @@ from tqdm import tqdm
 
 from ..convert.conversion import manifest_path
 from ..convert.errors import SCHEMA, InputError, UsageError, command_errors
-from ..convert.gguf_writer import GgufWriter
-from ..convert.output import OutputSet, check_output
+from ..convert.output import check_output
 from ..convert.signals import interruptible
+from .imatrix import Imatrix, merge, read_imatrix
 from .policy import Override
 from .qtypes import BY_NAME
-from .quantization import QuantPlan, plan_quantization
-from .report import manifest, outcome_json, plan_json, table
+from .quantization import plan_quantization
+from .report import outcome_json, plan_json, table
 from .schemes import KEEP, Scheme, packaged, parse_file
-from .source import Source, open_source
-from .stream import Result, quantize_tensors
+from .source import open_source
+from .verify import verify
+from .writer import write_quantized
 
 MAX_THREADS = 256
 MAX_SCHEME_BYTES = 1 << 20
+PATH = click.Path(path_type=Path)
 
 
 def find_scheme(name: str) -> Scheme:
@@ -64,31 +66,23 @@ def parse_overrides(given: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def run(
-    source: Source, plan: QuantPlan, output: Path, options: dict[str, Any], *, overwrite: bool, threads: int, quiet: bool
-) -> list[Result]:  # fmt: skip
-    """Write the GGUF and its manifest; both appear, or neither."""
-    sidecar = manifest_path(output)
-    files = OutputSet([sidecar, output], overwrite=overwrite, inputs=source.paths)
+def progress_bar(total: int, *, quiet: bool) -> Any:
+    """A byte counter on stderr, silent where it would disturb."""
     off = quiet or not sys.stderr.isatty()
-    total = sum(t.span.nbytes for t in plan.tensors)
-    with files as (manifest_file, gguf_file), tqdm(
+    return tqdm(
         total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=off, leave=False
-    ) as bar:  # fmt: skip
-        writer = GgufWriter(gguf_file, plan.layout)
-        results = quantize_tensors(plan, writer.write, threads=threads, progress=bar.update)
-        writer.finish()
-        body = manifest(output.name, source, plan, results, options)
-        manifest_file.write((json.dumps(body, indent=1, ensure_ascii=False) + "\n").encode())
-    return results
+    )  # fmt: skip
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("output", type=click.Path(path_type=Path))
-@click.option("--scheme", required=True, help="A scheme's name, or a .toml file of your own.")
+@click.argument("source", type=PATH, required=False)
+@click.argument("output", type=PATH, required=False)
+@click.option("--scheme", help="A scheme's name, or a .toml file of your own.")
 @click.option(
-    "--target", type=click.Path(path_type=Path), help="The target; needed for a checkpoint that is not a GGUF yet."
+    "--target", type=PATH, help="The target; needed for a checkpoint that is not a GGUF yet."
+)
+@click.option(
+    "--imatrix", "imatrices", type=PATH, multiple=True, help="Importance matrix, llama.cpp's GGUF or legacy format; several are merged."
 )  # fmt: skip
 @click.option(
     "--tensor-type", "tensor_types", multiple=True, metavar="PATTERN=TYPE",
@@ -99,57 +93,111 @@ def run(
 )
 @click.option("--allow-requantize", is_flag=True, help="Take a source that is quantised already.")
 @click.option(
+    "--verify",
+    "verified",
+    type=PATH,
+    metavar="OUT",
+    help="Make OUT again from --source and compare; exit 4 if it differs.",
+)
+@click.option(
+    "--source",
+    "verify_source",
+    type=PATH,
+    metavar="IN",
+    help="The source that --verify compares with.",
+)
+@click.option(
     "--threads", type=click.IntRange(1, MAX_THREADS), help="Worker threads; the bytes do not depend on it.  [default: all cores]"
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("--quiet", is_flag=True, help="No progress and no notes on stderr.")
-def main(
-    source: Path, output: Path, scheme: str, target: Path | None, tensor_types: tuple[str, ...], **given: Any
-) -> None:  # fmt: skip
-    """Quantise a DFlash draft.
+def main(source: Path | None, output: Path | None, **given: Any) -> None:
+    """Quantise a DFlash draft, or attest that a quantised one is what its source gives.
 
     SOURCE is a canonical GGUF, a GGUF of another dialect, or (with --target) a checkpoint.
 
     Example: dflash-quantize dflash-Qwen3.8-27B-BF16.gguf dflash-Qwen3.8-27B-Q4_MIX.gguf --scheme q4-mix
+
+    Example: dflash-quantize --verify dflash-Qwen3.8-27B-Q4_MIX.gguf --source dflash-Qwen3.8-27B-BF16.gguf
     """
     with command_errors("dflash-quantize", as_json=given["as_json"]), interruptible():
-        if output.suffix != ".gguf":
-            raise UsageError(
-                "the output is not named .gguf", found=output.name, expected="OUT.gguf"
-            )
-        chosen, overrides = find_scheme(scheme), parse_overrides(tensor_types)
-        if not given["dry_run"]:
-            check_output(
-                output, overwrite=given["overwrite"], inputs=[source, *([target] if target else [])]
-            )
-        draft = open_source(source, target)
-        plan = plan_quantization(
-            draft,
-            chosen,
-            overrides,
-            strict=given["strict"],
-            allow_requantize=given["allow_requantize"],
+        given["threads"] = given["threads"] or min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        if given["verified"] is None and given["verify_source"] is None:
+            quantize(source, output, given)
+        else:
+            attest(source, output, given)
+
+
+def quantize(source: Path | None, output: Path | None, given: dict[str, Any]) -> None:
+    """The command without --verify: read, plan, show or do, report."""
+    if source is None or output is None or given["scheme"] is None:
+        raise UsageError(
+            "something is missing",
+            expected="SOURCE OUTPUT --scheme SCHEME",
+            fix="dflash-quantize --help",
         )
-        if given["dry_run"]:
-            show(plan_json(plan) if given["as_json"] else table(plan), "plan")
-            return
-        options = {"scheme": chosen.name, "tensor_types": list(tensor_types)}
-        threads = given["threads"] or min(len(os.sched_getaffinity(0)), MAX_THREADS)
-        results = run(
-            draft,
-            plan,
-            output,
-            options,
-            overwrite=given["overwrite"],
-            threads=threads,
-            quiet=given["quiet"],
-        )
-        body = {"output": str(output), "manifest": str(manifest_path(output))} | outcome_json(
-            plan, results
-        )
-        show(body if given["as_json"] else f"{table(plan, results)}\nwrote {output}", "outcome")
+    if output.suffix != ".gguf":
+        raise UsageError("the output is not named .gguf", found=output.name, expected="OUT.gguf")
+    scheme, overrides = find_scheme(given["scheme"]), parse_overrides(given["tensor_types"])
+    inputs = [p for p in (source, given["target"], *given["imatrices"]) if p]
+    if not given["dry_run"]:
+        check_output(output, overwrite=given["overwrite"], inputs=inputs)
+    imatrix = read_imatrices(given["imatrices"])
+    draft = open_source(source, given["target"])
+    plan = plan_quantization(
+        draft, scheme, overrides, strict=given["strict"], allow_requantize=given["allow_requantize"]
+    )  # fmt: skip
+    if given["dry_run"]:
+        show(plan_json(plan) if given["as_json"] else table(plan), "plan")
+        return
+    options = {"scheme": scheme.name, "tensor_types": list(given["tensor_types"])}
+    with progress_bar(plan.totals()["source_bytes"], quiet=given["quiet"]) as bar:
+        results = write_quantized(
+            draft, plan, output, threads=given["threads"], imatrix=imatrix, options=options,
+            overwrite=given["overwrite"], progress=bar.update,
+        )  # fmt: skip
+    body = {"output": str(output), "manifest": str(manifest_path(output))} | outcome_json(
+        plan, results
+    )
+    show(body if given["as_json"] else f"{table(plan, results)}\nwrote {output}", "outcome")
+
+
+def attest(source: Path | None, output: Path | None, given: dict[str, Any]) -> None:
+    """The command with --verify: make the file again, compare, say so."""
+    path, origin = given["verified"], given["verify_source"]
+    if (
+        path is None
+        or origin is None
+        or source
+        or output
+        or given["scheme"]
+        or given["tensor_types"]
+    ):
+        raise UsageError(
+            "--verify goes with --source, and with nothing that chooses types", expected="--verify OUT --source IN [--imatrix FILE]",
+            fix="the types are those of OUT",
+        )  # fmt: skip
+    draft = open_source(origin, given["target"])
+    with progress_bar(sum(t.source.nbytes for t in draft.tensors), quiet=given["quiet"]) as bar:
+        verdict = verify(
+            path, draft, read_imatrices(given["imatrices"]), threads=given["threads"], progress=bar.update
+        )  # fmt: skip
+    verdict.raise_if_different(path)
+    body = verdict.to_json()
+    show(
+        body
+        if given["as_json"]
+        else f"{path} is what {origin} gives: {body['tensors']} tensors equal",
+        "verdict",
+    )
+
+
+def read_imatrices(paths: Sequence[Path]) -> Imatrix | None:
+    """The importance matrix that `paths` make together, None for none."""
+    parts = [read_imatrix(path) for path in paths]
+    return merge(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 def show(body: dict[str, Any] | str, name: str) -> None:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ..convert.errors import UsageError
+import numpy as np
+import numpy.typing as npt
+
+from ..convert.errors import InputError, UsageError
 from ..convert.fields import Field, u32
 from ..convert.ggml import FLOATS, tensor_bytes, type_name
 from ..convert.gguf_writer import GgufLayout
@@ -159,3 +162,31 @@ def output_fields(
     if quantised:
         kept["general.quantization_version"] = u32(QUANTIZATION_VERSION)
     return kept
+
+
+def match_importance(
+    plan: QuantPlan, importance: Mapping[str, npt.NDArray[np.float32]], where: object
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The importance of those tensors that the plan quantises.
+
+    An embedding of another size is left out, as llama-quantize does. Raises InputError where any other size does not
+    fit, or no entry names a tensor of the draft.
+    """
+    found = {}
+    for t in plan.tensors:
+        if t.name not in importance:
+            continue
+        wanted = (prod(t.decision.shape[2:]), t.decision.shape[0])
+        if importance[t.name].shape == wanted:
+            found[t.name] = importance[t.name]
+        elif not t.name.endswith("token_embd.weight"):
+            raise InputError(
+                "importance does not fit the tensor", found=f"{importance[t.name].shape[1]} columns", where=f"{where}: {t.name}",
+                expected=f"{wanted[1]} columns", fix="collect it on this draft",
+            )  # fmt: skip
+    if not found:
+        raise InputError(
+            "the importance matrix belongs to another model", found=f"{len(importance)} entries, none of them a tensor of this draft",
+            where=where, expected=plan.tensors[0].name,
+        )  # fmt: skip
+    return found

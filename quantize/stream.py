@@ -25,7 +25,6 @@ from .. import _native
 from ..convert.errors import InputError
 from ..convert.floats import from_float32, to_float32
 from ..convert.ggml import FLOATS, TYPES, type_name
-from ..convert.gguf_writer import GgufWriter
 from ..convert.transfer import Sources
 from .metrics import ErrorSums
 from .qtypes import BY_ID
@@ -267,8 +266,3 @@ def refuse_bad_blocks(piece: Piece, blocks: Bytes, kind: int, what: str) -> None
             what, found="NaN or infinity", where=f"{span.file}: {span.name}[{piece.row + row}, {col}]",
             expected="finite scales",
         )  # fmt: skip
-
-
-def write_tensors(plan: QuantPlan, writer: GgufWriter, **options: Any) -> list[Result]:
-    """`quantize_tensors` into an open GGUF."""
-    return quantize_tensors(plan, writer.write, **options)

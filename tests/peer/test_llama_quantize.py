@@ -1,0 +1,83 @@
+"""Our files against llama-quantize's: every tensor's type, place and bytes, with and without an importance matrix."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import drafts
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from dflash_gguf.convert.gguf import read_gguf
+from dflash_gguf.quantize.cli import main
+from dflash_gguf.quantize.imatrix import Imatrix, write_imatrix
+from llama_quantize import find_llama_quantize
+
+SCHEMES = {
+    "q8_0": "Q8_0",
+    "q2_k": "Q2_K",
+    "q3_k_m": "Q3_K_M",
+    "q4_k_m": "Q4_K_M",
+    "q5_k_m": "Q5_K_M",
+    "q6_k": "Q6_K",
+}
+SHAPES = {
+    "five layers": {"layers": 5},
+    "nine layers, fewer shared heads": {"layers": 9, "kv_heads": 4},
+    "rows that do not divide": {"layers": 3, "ff": 736, "rank": 48},
+}
+
+
+@pytest.fixture(scope="module")
+def peer() -> Path:
+    """The tool itself."""
+    found = find_llama_quantize()
+    if found is None:
+        pytest.skip("no llama-quantize: set LLAMA_QUANTIZE, or DFLASH_PEER_BUILD to build it")
+    return found
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def draft(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A canonical draft and an importance matrix for it."""
+    folder = tmp_path_factory.mktemp("peer")
+    spec = drafts.spec_of(**SHAPES[request.param])
+    rng = np.random.default_rng(5)
+    shapes = {n: s for n, s in drafts.shapes_of(spec).items() if drafts.is_matrix(n, s)}
+    sums = {n: rng.exponential(2, (1, s[0])).astype(np.float32) for n, s in shapes.items()}
+    counts = {n: np.array([64], np.float32) for n in shapes}
+    write_imatrix(folder / "i.gguf", Imatrix(sums, counts, ("made up",), 1, 64))
+    return drafts.write_draft(folder / "draft.gguf", spec), folder / "i.gguf"
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "imatrix"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_files_equal_llama_quantizes_tensor_by_tensor(
+    tmp_path: Path, peer: Path, draft: tuple[Path, Path], scheme: str, weighted: bool
+) -> None:
+    """Same tensors in the same order, of the same types, with the same bytes; file_type and version too."""
+    source, imatrix = draft
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    more = ["--imatrix", str(imatrix)] if weighted else []
+    subprocess.run(
+        [peer, *more, source, theirs, SCHEMES[scheme], "2"], check=True, capture_output=True
+    )
+    result = CliRunner().invoke(main, [str(source), str(ours), "--scheme", scheme, *more])
+    assert 0 == result.exit_code, result.output
+
+    a, b = read_gguf(theirs), read_gguf(ours)
+
+    assert [(t.name, t.type, t.shape) for t in a.tensors.values()] == [
+        (t.name, t.type, t.shape) for t in b.tensors.values()
+    ]
+    raw_a, raw_b = theirs.read_bytes(), ours.read_bytes()
+    for t in a.tensors.values():
+        u = b.tensors[t.name]
+        assert raw_a[t.offset : t.offset + t.nbytes] == raw_b[u.offset : u.offset + u.nbytes], (
+            t.name
+        )
+    for key in ("general.file_type", "general.quantization_version"):
+        assert a.kv[key] == b.kv[key]
