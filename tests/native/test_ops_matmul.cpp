@@ -94,6 +94,24 @@ void isas_agree(const std::vector<const Ops*>& isas) {
             }
 }
 
+// Long rows go slice by slice over blocks of weight rows; a whole number of slices, and a rest of every kind.
+void long_rows_agree(const std::vector<const Ops*>& isas) {
+    Random random{7};
+    const Threads one(1), two(2);
+    for (const Type type : kTypes)
+        for (const int64_t cols : {1536, 3072, 4096, 2112, 3009})
+            for (const int64_t n : {3, 8, 13}) {
+                if (cols % block_len(type)) continue;
+                const int64_t rows = 23 + random.below(30);
+                const auto bytes = weights(random, type, cols * rows);
+                const Matrix w{bytes.data(), type, cols, rows};
+                const Floats x = floats(random, cols * n), expected = product(*isas[0], one, w, x, n);
+                for (const Ops* ops : isas)
+                    check(difference(expected, product(*ops, two, w, x, n)) < 0, "%s %s: cols %d rows %d n %d differs from scalar", ops->name,
+                          name_of(type), int(cols), int(rows), int(n));
+            }
+}
+
 // A NaN or infinity in one activation spoils its own row, and no other.
 void bad_values_stay_in_their_row(const std::vector<const Ops*>& isas) {
     Random random{4};
@@ -168,6 +186,7 @@ void matrices_together_equal_matrices_alone(const Ops& ops) {
 int main() {
     const auto isas = every_isa();
     isas_agree(isas);
+    long_rows_agree(isas);
     bad_values_stay_in_their_row(isas);
     for (const Ops* ops : isas) {
         values_are_right(*ops);
