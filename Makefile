@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup build test lint native asan demo bench references clean
+.PHONY: fuzz setup build test lint native asan demo bench references clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,12 @@ asan: setup  ## the native tests under AddressSanitizer and UndefinedBehaviorSan
 	$(CMAKE_NATIVE) -S . -B build/asan -DCMAKE_BUILD_TYPE=Debug -DDFLASH_SANITIZE=ON >/dev/null
 	$(BIN)/cmake --build build/asan
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error
+
+FUZZ_SECONDS ?= 60
+
+fuzz: build  ## every reader for a minute each; needs the package atheris
+	for reader in gguf draft safetensors config target; do \
+	  $(BIN)/python fuzz/readers.py $$reader -max_total_time=$(FUZZ_SECONDS) -timeout=5 -rss_limit_mb=1024 -close_fd_mask=0 || exit 1; done
 
 demo: build
 	$(BIN)/python tools/demo.py

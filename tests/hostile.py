@@ -86,6 +86,20 @@ def edited(
     return output
 
 
+def canonical_bytes(folder: Path) -> bytes:
+    """The canonical file of the tiny v1 draft."""
+    out, target = (
+        folder / "canonical.gguf",
+        tiny.write_target_gguf(folder / "canonical-target.gguf"),
+    )
+    result = CliRunner().invoke(
+        main, [str(tiny.write_draft(folder / "canonical")), str(out), "--target", str(target)]
+    )
+
+    assert 0 == result.exit_code, result.output
+    return out.read_bytes()
+
+
 def refused(command: Callable[..., Any], *arguments: Any, code: int = 3, seconds: float = 5) -> str:
     """The message of a run that must be refused: the exit code, in time, in memory, without a trace.
 

@@ -59,6 +59,8 @@ class Settings:
     batch: int
     """Rows of a target pass at most, 0 for llama.cpp's default."""
     port: int
+    kind: str = "DFLASH"
+    """How it drafts: `DFLASH`, or `DSPARK` for a draft with a Markov head."""
 
 
 class LlamaServer:
@@ -79,11 +81,14 @@ class LlamaServer:
         batch: int = 0,
         spin: bool = False,
         binary: Path | None = None,
+        kind: str = "DFLASH",
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        settings = Settings(str(target), str(draft or ""), n_max, threads, context, batch, port)
+        settings = Settings(
+            str(target), str(draft or ""), n_max, threads, context, batch, port, kind
+        )
         own = [sys.executable, __file__, json.dumps(asdict(settings))]
         self.address = f"http://127.0.0.1:{port}"
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
@@ -205,7 +210,14 @@ def arguments(s: Settings) -> list[str]:
     if s.batch:
         words += ["-ub", s.batch]
     if s.draft:
-        words += ["-md", s.draft, "--spec-type", "draft-dflash", "--spec-draft-n-max", s.n_max]
+        words += [
+            "-md",
+            s.draft,
+            "--spec-type",
+            f"draft-{s.kind.lower()}",
+            "--spec-draft-n-max",
+            s.n_max,
+        ]
         words += [
             "--spec-draft-n-min",
             0,
@@ -231,9 +243,8 @@ def serve(s: Settings) -> None:
     if s.batch:
         p.n_ubatch = s.batch
     if s.draft:
-        p.speculative.types = [
-            xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH
-        ]
+        kinds = xllamacpp.common_speculative_type
+        p.speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_DRAFT_{s.kind}")]
         draft = p.speculative.draft
         draft.mparams.path = s.draft
         draft.n_max, draft.n_min, draft.p_min = s.n_max, 0, 0.0
