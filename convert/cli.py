@@ -118,33 +118,18 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
     Example: dflash-convert Qwen3.8-27B-DFlash2 dflash-Qwen3.8-27B-BF16.gguf --target Qwen3.8-27B.gguf
     """
     with command_errors("dflash-convert", as_json=given["as_json"]), interruptible():
-        if output.suffix != ".gguf":
-            raise UsageError(
-                "the output is not named .gguf", found=output.name, expected="OUT.gguf"
-            )
-        if not given["dry_run"]:
-            check_output(
-                output, overwrite=given["overwrite"], inputs=[source, *([target] if target else [])]
-            )
-        revision = ""
-        if is_repository(source):
-            snapshot = fetch(str(source), given["revision"])
-            source, revision = snapshot.folder, snapshot.commit
+        check_names(source, output, target, dry_run=given["dry_run"], overwrite=given["overwrite"])
+        source, revision = resolve(source, given["revision"])
         draft = read_draft(source, given_fields(given), given["config"], given["fc"] or "")
         goal = read_target(target, given["pre_tokenizer"]) if target else None
         plan = plan_conversion(draft, goal, given["outtype"], given["dialect"], revision)
-        notes = [template_note(plan.fields), *published_notes(plan.spec)]
         if not given["quiet"]:
-            for note in filter(None, notes):
+            for note in filter(None, [template_note(plan.fields), *published_notes(plan.spec)]):
                 click.echo(f"note: {note}", err=True)
         if given["dry_run"]:
             click.echo(show_json("plan", plan.to_json()) if given["as_json"] else show_plan(plan))
             return
-        used = {
-            k: v
-            for k, v in given.items()
-            if k not in ("as_json", "quiet", "dry_run", "overwrite", "config") and v is not None
-        }
+        used = {k: v for k, v in given.items() if k not in UNRECORDED and v is not None}
         with progress_bar(sum(t.source.nbytes for t in plan.tensors), quiet=given["quiet"]) as bar:
             outcome = run_plan(
                 plan,
@@ -160,6 +145,28 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
             if given["as_json"]
             else show_outcome(outcome)
         )
+
+
+UNRECORDED = frozenset({"as_json", "quiet", "dry_run", "overwrite", "config"})
+"""Options that change no byte of the output, and the one that is a path."""
+
+
+def check_names(
+    source: Path, output: Path, target: Path | None, *, dry_run: bool, overwrite: bool
+) -> None:
+    """Refuse an output that cannot be meant before anything is read."""
+    if output.suffix != ".gguf":
+        raise UsageError("the output is not named .gguf", found=output.name, expected="OUT.gguf")
+    if not dry_run:
+        check_output(output, overwrite=overwrite, inputs=[source, *([target] if target else [])])
+
+
+def resolve(source: Path, revision: str | None) -> tuple[Path, str]:
+    """The source on the disk, and its commit where it came from the hub."""
+    if not is_repository(source):
+        return source, ""
+    snapshot = fetch(str(source), revision)
+    return snapshot.folder, snapshot.commit
 
 
 def published_notes(spec: DraftSpec) -> list[str]:

@@ -13,13 +13,14 @@ from typing import Any
 
 from .canonical import TargetFacts
 from .checkpoint import Checkpoint, open_checkpoint
-from .dialects import config_fields, spec_from_config
+from .dialects import spec_from_config
 from .errors import InputError
 from .fields import Field
 from .ggml import FLOATS
 from .gguf import GgufFile, read_gguf
 from .gguf_dialects import read_spec, spelling, torch_shapes
 from .names import ANY, Match, generic, lookup, match
+from .places import config_fields
 from .plan import Span, source_type
 from .safetensors import SourceTensor
 from .spec import DraftSpec

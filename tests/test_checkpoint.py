@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tiny
 from dflash_gguf.convert.checkpoint import open_checkpoint
-from dflash_gguf.convert.dialects import config_fields, spec_from_config
+from dflash_gguf.convert.dialects import spec_from_config
 from dflash_gguf.convert.errors import InputError
+from dflash_gguf.convert.places import config_fields
 from dflash_gguf.convert.safetensors import read_safetensors
 from dflash_gguf.convert.strict_json import Section
 
