@@ -143,7 +143,7 @@ def print_decode(rows: list[dict[str, Any]], cases: list[str]) -> None:
         + f"{'ours/theirs plain, draft':>28}"
     )
     table = {(r["domain"], r["case"]): r for r in rows}
-    for domain in dict.fromkeys(r["domain"] for r in rows):
+    for domain in sorted({r["domain"] for r in rows}, key=lambda d: (d == "all", d)):
         cells, median = "", {}
         for name in cases:
             r = table[domain, name]
@@ -182,7 +182,7 @@ def main() -> None:
 
     def start(draft: Path | None = None, batch: int = 0) -> LlamaServer:
         return LlamaServer(
-            args.target, draft, n_max=block - 1, threads=args.threads, spin=True, batch=batch,
+            args.target, draft, n_max=block - 1, threads=args.threads, spin=args.wait == "spin", batch=batch,
             binary=args.llama_server,
         )  # fmt: skip
 
@@ -201,7 +201,12 @@ def main() -> None:
         f"{args.draft.name}, {args.threads} threads, {len(jobs)} prompts, {args.max_new} new tokens, {args.repeat} rounds"
     )
     print_decode(rows, list(cases))
-    result: dict[str, Any] = {"bench": "decode", "threads": args.threads, "rows": rows}
+    result: dict[str, Any] = {
+        "bench": "decode",
+        "threads": args.threads,
+        "wait": args.wait,
+        "rows": rows,
+    }
     if cost is not None:
         ids = (jobs[0].ids * PREFILL)[:PREFILL]
         verify = {
