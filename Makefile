@@ -48,12 +48,11 @@ fuzz: build  ## every reader for a minute each; needs the package atheris
 demo: build
 	$(BIN)/python tools/demo.py
 
-REFERENCE = $(BIN)/python -m dflash_gguf.runtime.oracle --target-hf examples/pair/target \
-	--target-gguf examples/pair/Pair-Target-BF16.gguf --prompts pair
-
 references: build  ## the recorded references of the example pair, from PyTorch
-	$(REFERENCE) --draft examples/pair/draft-v1 --out manifests/references/pair-v1.json
-	$(REFERENCE) --draft examples/pair/draft-v2 --out manifests/references/pair-v2.json
+	$(BIN)/python -m dflash_gguf.runtime.oracle --target-hf examples/pair/target \
+		--target-gguf examples/pair/Pair-Target-BF16.gguf --prompts pair \
+		--draft examples/pair/draft-v1 --out manifests/references/pair-v1.json \
+		--draft examples/pair/draft-v2 --out manifests/references/pair-v2.json
 
 clean:
 	rm -rf build out $(VENV)

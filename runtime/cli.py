@@ -19,7 +19,7 @@ from . import files, measure, report
 from .engine import Engine, EngineOptions
 from .gate import Rules, Verdict, judge
 from .prompts import Prompt, read_prompts
-from .record import Record, record_from_json
+from .record import Limits, Record, record_from_json
 from .tokenizer import target_ids
 
 MAX_RECORD = 64 << 20
@@ -191,7 +191,7 @@ def run(request: Request, prompts: tuple[Prompt, ...], reference: Record | None)
     assert engine.spec is not None  # it has a draft
     target, block = engine.target_spec, engine.spec.block_size
     same = reference.conditions if reference else None
-    limits = measure.Limits(
+    limits = Limits(
         n_max=min(request.n_max or (same.n_max if same else block), block - 1),
         max_new=request.max_new or (same.max_new if same else DEFAULT_MAX_NEW),
         context_length=target.context_length,

@@ -15,6 +15,7 @@ from .prompts import Prompt
 from .record import (
     Conditions,
     Difference,
+    Limits,
     PromptRun,
     Record,
     Subject,
@@ -22,15 +23,6 @@ from .record import (
     prompts_sha256,
     tokens_sha256,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long to run."""
-
-    n_max: int
-    max_new: int
-    context_length: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,7 @@ def decision_margin(p: Proposal, logits: Tensor, i: int, truth: int) -> float:
     return min(float(behind.min()), leave)
 
 
-def speculate(
-    draft: Draft, text: Text, n_max: int, max_new: int
-) -> tuple[list[Round], list[float]]:
+def speculate(draft: Draft, text: Text, n_max: int) -> tuple[list[Round], list[float]]:
     """Rounds of `draft` along `text`, and the closest decision of the prefill and of each round.
 
     A round that may draft nothing (one token left) is no round. Drafts behind an end-of-text token are not
@@ -51,7 +49,7 @@ def speculate(
     margins = [text.margins[0]]
     done = 1  # new tokens known; the last of them is the anchor
     while done < len(text.new):
-        m = min(draft.config.block_size - 1, n_max, max_new - done - 1)
+        m = min(draft.config.block_size - 1, n_max, text.budget - done - 1)
         if m < 1:
             break
         draft.extend(features[draft.committed : len(text.prompt) + done - 1])

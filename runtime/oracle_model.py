@@ -82,6 +82,8 @@ class Text:
     margins: list[float]
     """Top-1 minus top-2 logit of each new token."""
     stop: str
+    budget: int
+    """New tokens at most: what was asked for, or what the context has room for."""
 
     def features(self, layer_ids: Sequence[int]) -> Tensor:
         """(positions, len(layer_ids) * H): the states after `layer_ids`, side by side in that order."""
@@ -152,13 +154,13 @@ class Target:
         ) @ self.head.T
 
     def decode(self, prompt: Sequence[int], max_new: int) -> Text:
-        """The greedy continuation of `prompt`: at most `max_new` tokens, up to and including an end-of-text token.
-
-        `max_new` already respects the context length.
-        """
+        """The greedy continuation of `prompt`: at most `max_new` tokens, up to and including an end-of-text token."""
+        budget = min(max_new, self.context_length - len(prompt))
         cache: list[tuple[Tensor, Tensor]] = []
         states, logits = self.forward(prompt, cache)
-        text = Text(list(prompt), [], states, [], "length")
+        text = Text(
+            list(prompt), [], states, [], "length" if budget == max_new else "context", budget
+        )
         parts = [states]
         while True:
             top = logits[-1].topk(2).values
@@ -166,7 +168,7 @@ class Target:
             text.margins.append(float(top[0] - top[1]))
             if text.new[-1] in self.eos:
                 text.stop = "eos"
-            if text.stop == "eos" or len(text.new) == max_new:
+            if text.stop == "eos" or len(text.new) == budget:
                 text.states = torch.cat(parts, 1)
                 return text
             states, logits = self.forward(text.new[-1:], cache)

@@ -125,6 +125,15 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to draft and to run."""
+
+    n_max: int
+    max_new: int
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """What was run, and how: differs between comparable records, because this is what is judged."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,16 @@ import numpy as np
 from tqdm import tqdm
 
 from ..convert import ggml
-from ..convert.errors import InputError, command_errors
+from ..convert.errors import InputError, UsageError, command_errors
 from ..convert.gguf import GgufFile, read_gguf
 from ..convert.target import read_target
 from . import files, identity
 from .prompts import Prompt, read_prompts
-from .record import Conditions, PromptRun, Record, Subject, prompts_sha256, tokens_sha256
+from .record import Conditions, Limits, PromptRun, Record, Subject, prompts_sha256, tokens_sha256
 from .tokenizer import target_ids
 
 if TYPE_CHECKING:
-    from .oracle_model import Draft, Target
+    from .oracle_model import Draft, Target, Text
 
 MARGIN_DIGITS = 4
 
@@ -81,29 +81,25 @@ def check_same_target(target: Target, file: GgufFile) -> None:
             )  # fmt: skip
 
 
-def reference_runs(
-    draft: Draft, prompts: Iterable[tuple[Prompt, list[int]]], n_max: int, max_new: int
-) -> list[PromptRun]:
-    """The oracle's rounds of every prompt, with margins."""
+def reference_run(draft: Draft, prompt: Prompt, text: Text, n_max: int) -> PromptRun:
+    """The oracle's rounds of one prompt, with margins."""
     from .oracle import speculate
 
-    result = []
-    for prompt, ids in prompts:
-        budget = min(max_new, draft.target.context_length - len(ids))
-        text = draft.target.decode(ids, budget)
-        rounds, margins = speculate(draft, text, n_max, budget)
-        result.append(
-            PromptRun(
-                id=prompt.id, domain=prompt.domain, prompt_sha256=tokens_sha256(ids), prompt_tokens=len(ids),
-                new_tokens=tuple(text.new), rounds=tuple(rounds), stop=text.stop if budget == max_new or text.stop == "eos" else "context",
-                margins=tuple(float(f"{m:.{MARGIN_DIGITS}g}") for m in margins),
-            )
-        )  # fmt: skip
-    return result
+    rounds, margins = speculate(draft, text, n_max)
+    return PromptRun(
+        id=prompt.id,
+        domain=prompt.domain,
+        prompt_sha256=tokens_sha256(text.prompt),
+        prompt_tokens=len(text.prompt),
+        new_tokens=tuple(text.new),
+        rounds=tuple(rounds),
+        stop=text.stop,
+        margins=tuple(float(f"{m:.{MARGIN_DIGITS}g}") for m in margins),
+    )
 
 
 def reference_record(
-    draft: Draft, folder: Path, file: GgufFile, runs: list[PromptRun], n_max: int, max_new: int
+    draft: Draft, folder: Path, target_sha256: str, runs: list[PromptRun], limits: Limits
 ) -> Record:
     """The record of `runs`, as the oracle's own."""
     import torch
@@ -112,13 +108,13 @@ def reference_record(
     weights: Mapping[str, Any] = {n: w.numpy().ravel for n, w in draft.weights.items()}
     return Record(
         conditions=Conditions(
-            target_sha256=identity.target_sha256(file),
+            target_sha256=target_sha256,
             prompts_sha256=prompts_sha256(runs),
             variant="dflash2" if c.top_k else "dflash1",
             block_size=c.block_size,
-            n_max=n_max,
-            max_new=max_new,
-            context_length=draft.target.context_length,
+            n_max=limits.n_max,
+            max_new=limits.max_new,
+            context_length=limits.context_length,
         ),
         subject=Subject(
             draft_name=folder.name,
@@ -146,6 +142,20 @@ def draft_fields(config: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line, typed."""
+
+    target_hf: Path
+    target_gguf: Path
+    draft: tuple[Path, ...]
+    prompts: str
+    out: tuple[Path, ...]
+    n_max: int | None
+    max_new: int
+    threads: int
+
+
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 FILE = click.Path(path_type=Path)
 
@@ -154,12 +164,20 @@ FILE = click.Path(path_type=Path)
 @click.option("--target-hf", type=FOLDER, required=True, help="Checkpoint folder of the target.")
 @click.option("--target-gguf", type=FILE, required=True, help="GGUF of the same target.")
 @click.option(
-    "--draft", "folder", type=FOLDER, required=True, help="Checkpoint folder of the draft."
+    "--draft",
+    type=FOLDER,
+    required=True,
+    multiple=True,
+    help="Checkpoint folder of a draft; repeatable.",
 )
+@click.option("--prompts", required=True, help="JSONL prompt set, a path or a packaged name.")
 @click.option(
-    "--prompts", "prompt_set", required=True, help="JSONL prompt set, a path or a packaged name."
+    "--out",
+    type=FILE,
+    required=True,
+    multiple=True,
+    help="Reference to write, one a draft; an old one is replaced.",
 )
-@click.option("--out", type=FILE, required=True, help="Reference to write; an old one is replaced.")
 @click.option(
     "--n-max",
     type=click.IntRange(1),
@@ -167,23 +185,39 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--max-new", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
-def main(target_hf: Path, target_gguf: Path, folder: Path, prompt_set: str, out: Path, n_max: int | None, max_new: int, threads: int) -> None:  # fmt: skip
-    """Write the reference record of a draft from F32 PyTorch."""
+def main(**options: Any) -> None:
+    """Write the reference records of drafts from F32 PyTorch."""
+    request = Request(**options)
+    with command_errors("oracle", as_json=False):
+        if len(request.draft) != len(request.out):
+            raise UsageError(
+                "one --out a --draft",
+                found=f"{len(request.draft)} drafts, {len(request.out)} outputs",
+            )
+        write_references(request)
+
+
+def write_references(request: Request) -> None:
+    """Decode every prompt once, let each draft guess along, write each draft's record."""
     import torch
 
     from .oracle_model import Draft, Target
 
-    with command_errors("oracle", as_json=False):
-        torch.set_num_threads(threads)
-        target, file = Target(target_hf), read_gguf(target_gguf)
-        check_same_target(target, file)
+    torch.set_num_threads(request.threads)
+    target, file = Target(request.target_hf), read_gguf(request.target_gguf)
+    check_same_target(target, file)
+    digest = identity.target_sha256(file)
+    prompts = read_prompts(files.find(request.prompts, "prompts", ".jsonl"))
+    ids = target_ids(request.target_gguf, prompts, len(target.embed), target.context_length)
+    texts = [target.decode(i, request.max_new) for i in tqdm(ids, unit="text", disable=None)]
+    for folder, out in zip(request.draft, request.out, strict=True):
         draft = Draft.read(folder, target)
-        prompts = read_prompts(files.find(prompt_set, "prompts", ".jsonl"))
-        ids = target_ids(target_gguf, prompts, len(target.embed), target.context_length)
-        most = min(n_max or draft.config.block_size, draft.config.block_size - 1)
-        runs = reference_runs(
-            draft, tqdm(zip(prompts, ids, strict=True), total=len(ids), disable=None), most, max_new
+        block = draft.config.block_size
+        limits = Limits(
+            min(request.n_max or block, block - 1), request.max_new, target.context_length
         )
-        record = reference_record(draft, folder, file, runs, most, max_new)
+        pairs = tqdm(list(zip(prompts, texts, strict=True)), unit="prompt", disable=None)
+        runs = [reference_run(draft, prompt, text, limits.n_max) for prompt, text in pairs]
+        record = reference_record(draft, folder, digest, runs, limits)
         files.write_text(out, record.to_json(), overwrite=True)
         click.echo(f"{out}: {record.total.to_json()}", err=True)

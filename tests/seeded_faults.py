@@ -220,7 +220,7 @@ def table(pair: Path, prompts: Path, reference_of: Callable[[str], Path]) -> Seq
             reference = references[variant]
             c = reference.conditions
             draft = fault.seed(Draft.read(pair / f"draft-{variant}", target))
-            rounds = [tuple(speculate(draft, t, c.n_max, c.max_new)[0]) for t in texts]
+            rounds = [tuple(speculate(draft, t, c.n_max)[0]) for t in texts]
             runs = tuple(
                 replace(r, rounds=x, margins=None)
                 for r, x in zip(reference.runs, rounds, strict=True)

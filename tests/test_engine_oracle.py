@@ -121,7 +121,7 @@ def test_proposals_agree(both: Both, context: int) -> None:
 def test_rounds_agree(both: Both, n_max: int) -> None:
     """Tokens, drafted and accepted of every round, at every budget."""
     text = both.draft.target.decode(TOKENS[:20], 30)
-    rounds, margins = speculate(both.draft, text, n_max, 30)
+    rounds, margins = speculate(both.draft, text, n_max)
 
     found = both.engine.generate(TOKENS[:20], 30, n_max=n_max)
 
@@ -143,7 +143,7 @@ def test_ties_go_to_the_lower_id_in_draft_and_target(tmp_path: Path, name: str) 
         tmp_path, KINDS[name] if name == "v1" else nested(KINDS[name], selector_top_k=3)
     )
     text = both.draft.target.decode(TOKENS[:20], 30)
-    rounds, _ = speculate(both.draft, text, 3, 30)
+    rounds, _ = speculate(both.draft, text, 3)
 
     found = both.engine.generate(TOKENS[:20], 30)
 

@@ -163,7 +163,7 @@ def test_guessing_along_the_text_equals_verifying_every_draft(
         tokens += chosen[: a + 1]
         rounds += [(m, a)] if m else []
 
-    found, margins = speculate(draft, text, n_max=2, max_new=max_new)
+    found, margins = speculate(draft, text, n_max=2)
 
     assert text.new == tokens[len(PROMPT) :]
     assert rounds == found
@@ -180,7 +180,7 @@ def test_text_ends_at_the_end_token_and_drafts_behind_it_do_not_count(
     ended.eos = (end,)
 
     found = ended.decode(PROMPT, 40)
-    rounds, _ = speculate(Draft.read(folder / "v1", target), found, n_max=3, max_new=40)
+    rounds, _ = speculate(Draft.read(folder / "v1", target), found, n_max=3)
 
     assert ("eos", text.new[: text.new.index(end) + 1]) == (found.stop, found.new)
     assert sum(a + 1 for _, a in rounds) in (len(found.new) - 1, len(found.new))
