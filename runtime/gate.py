@@ -17,7 +17,7 @@ from .record import PromptRun, Record
 PASS, FAIL, NOT_COMPARABLE, INCONCLUSIVE = "pass", "fail", "not comparable", "inconclusive"
 EXIT_CODES = {PASS: 0, FAIL: 4, NOT_COMPARABLE: 6, INCONCLUSIVE: 6}
 
-TIE_BANDS = {"f32": 1e-3, "f16": 3e-2}
+TIE_BANDS = {"f32": 1e-4, "f16": 1e-2}
 """Logit margin below which a decision may fall either way, by the type of the KV caches (docs/acceptance.md)."""
 
 Matrix = NDArray[np.float64]
