@@ -1,20 +1,23 @@
 """Wrong readings of a draft, seeded into the oracle one at a time (spec-runtime 14, bugs.md).
 
-Each keeps the target's text right: only acceptance can show it. `python tests/seeded_faults.py PAIR PROMPTS REFERENCE`
-prints the table of docs/acceptance.md.
+Each keeps the target's text right: only acceptance can show it. `python tests/seeded_faults.py` prints the table of docs/acceptance.md.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from dflash_gguf.runtime.oracle_model import Draft, Proposal, rms
+from dflash_gguf.runtime.gate import exact, first_mismatch, judge
+from dflash_gguf.runtime.oracle import speculate
+from dflash_gguf.runtime.oracle_model import Draft, Proposal, Target, rms
+from dflash_gguf.runtime.prompts import read_prompts
+from dflash_gguf.runtime.record import Record, prompts_sha256, record_from_json
+from dflash_gguf.runtime.tokenizer import target_ids
 from torch import Tensor
 
 Seed = Callable[[Draft], Draft]
@@ -195,51 +198,59 @@ FAULTS: dict[str, Fault] = {
 }  # fmt: skip
 
 
-def table(pair: Path, prompts: Path, reference_of: Callable[[str], Path]) -> Sequence[str]:
-    """One line a fault and variant: prompts that keep every round, mean length, what the gate says."""
-    from dflash_gguf.convert.gguf import read_gguf
-    from dflash_gguf.runtime.gate import exact, first_mismatch, judge
-    from dflash_gguf.runtime.oracle import speculate
-    from dflash_gguf.runtime.oracle_model import Target
-    from dflash_gguf.runtime.prompts import read_prompts
-    from dflash_gguf.runtime.record import record_from_json
-    from dflash_gguf.runtime.tokenizer import target_ids
+def part_of(reference: Record, every: int) -> Record:
+    """Every n-th prompt of the reference, as if only they had been run."""
+    runs = reference.runs[::every]
+    conditions = replace(reference.conditions, prompts_sha256=prompts_sha256(runs))
+    return replace(reference, conditions=conditions, runs=runs)
 
+
+def line(name: str, variant: str, record: Record, reference: Record) -> str:
+    """The table's row for the record of one faulty draft."""
+    kept = sum(
+        first_mismatch(a, b) is None for a, b in zip(record.runs, reference.runs, strict=True)
+    )
+    stranger = replace(record, subject=replace(record.subject, draft_values_sha256=""))
+    words = exact(record, reference).word, judge(stranger, reference).word
+    length = record.total.mean_accepted_length
+    return f"| {name} | {variant} | {kept} of {len(record.runs)} | {length:.3f} | {words[0]} | {words[1]} |"
+
+
+@click.command()
+@click.option("--pair", type=click.Path(path_type=Path), default=Path("examples/pair"))
+@click.option(
+    "--prompts", type=click.Path(path_type=Path), default=Path("manifests/prompts/pair.jsonl")
+)
+@click.option("--references", type=click.Path(path_type=Path), default=Path("manifests/references"))
+@click.option("--every", default=1, help="Every n-th prompt only.")
+def main(pair: Path, prompts: Path, references: Path, every: int) -> None:
+    """Print, for every fault and draft: prompts that keep all rounds, mean length, and what the gate says."""
     torch.set_num_threads(1)
     target = Target(pair / "target")
-    file = read_gguf(pair / "target.gguf")
-    ids = target_ids(file.path, read_prompts(prompts), len(target.embed), target.context_length)
-    references = {v: record_from_json(reference_of(v).read_bytes(), v) for v in ("v1", "v2")}
-    texts = [target.decode(i, references["v1"].conditions.max_new) for i in ids]
-    lines = [
-        "| fault | draft | prompts unchanged | mean length | exact | statistical |",
-        "|---|---|---|---|---|---|",
-    ]
+    ids = target_ids(
+        pair / "Pair-Target-BF16.gguf",
+        read_prompts(prompts),
+        len(target.embed),
+        target.context_length,
+    )
+    found = {v: references / f"pair-{v}.json" for v in ("v1", "v2")}
+    reference = {
+        v: part_of(record_from_json(p.read_bytes(), p.name), every) for v, p in found.items()
+    }
+    texts = [target.decode(i, reference["v1"].conditions.max_new) for i in ids[::every]]
+    click.echo(
+        "| fault | draft | prompts unchanged | mean length | same draft | another draft |\n|---|---|---|---|---|---|"
+    )
     for name, fault in {"none": Fault(lambda d: d), **FAULTS}.items():
         for variant in fault.variants:
-            reference = references[variant]
-            c = reference.conditions
+            r = reference[variant]
             draft = fault.seed(Draft.read(pair / f"draft-{variant}", target))
-            rounds = [tuple(speculate(draft, t, c.n_max)[0]) for t in texts]
+            rounds = [tuple(speculate(draft, t, r.conditions.n_max)[0]) for t in texts]
             runs = tuple(
-                replace(r, rounds=x, margins=None)
-                for r, x in zip(reference.runs, rounds, strict=True)
+                replace(a, rounds=b, margins=None) for a, b in zip(r.runs, rounds, strict=True)
             )
-            record = replace(
-                reference, runs=runs, subject=replace(reference.subject, draft_values_sha256="")
-            )
-            kept = sum(
-                first_mismatch(a, b) is None for a, b in zip(runs, reference.runs, strict=True)
-            )
-            verdicts = exact(record, reference).word, judge(record, reference).word
-            length = record.total.mean_accepted_length
-            lines.append(
-                f"| {name} | {variant} | {kept} of {len(runs)} | {length:.3f} | {verdicts[0]} | {verdicts[1]} |"
-            )
-            click.echo(lines[-1])
-    return lines
+            click.echo(line(name, variant, replace(r, runs=runs), r))
 
 
 if __name__ == "__main__":
-    folder, set_path, references = (Path(a) for a in sys.argv[1:])
-    table(folder, set_path, lambda v: references / f"pair-{v}.json")
+    main()
