@@ -153,6 +153,12 @@ class Target:
             h, self.weights["model.norm.weight"], self.eps
         ) @ self.head.T
 
+    def read(self, prompt: Sequence[int], new: Sequence[int], budget: int, stop: str) -> Text:
+        """The text that `decode` gave before, its states and margins computed in one pass."""
+        states, logits = self.forward([*prompt, *new[:-1]], [])
+        top = logits[len(prompt) - 1 :].topk(2).values
+        return Text(list(prompt), list(new), states, (top[:, 0] - top[:, 1]).tolist(), stop, budget)
+
     def decode(self, prompt: Sequence[int], max_new: int) -> Text:
         """The greedy continuation of `prompt`: at most `max_new` tokens, up to and including an end-of-text token."""
         budget = min(max_new, self.context_length - len(prompt))

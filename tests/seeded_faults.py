@@ -1,6 +1,7 @@
 """Wrong readings of a draft, seeded into the oracle one at a time (spec-runtime 14, bugs.md).
 
-Each keeps the target's text right: only acceptance can show it. `python tests/seeded_faults.py` prints the table of docs/acceptance.md.
+Each keeps the target's text right: only acceptance can show it. `python tests/seeded_faults.py` prints the table of
+docs/acceptance.md.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import click
 import torch
 from dflash_gguf.runtime.gate import exact, first_mismatch, judge
 from dflash_gguf.runtime.oracle import speculate
-from dflash_gguf.runtime.oracle_model import Draft, Proposal, Target, rms
+from dflash_gguf.runtime.oracle_model import Draft, Proposal, Target, Text, rms
 from dflash_gguf.runtime.prompts import read_prompts
-from dflash_gguf.runtime.record import Record, prompts_sha256, record_from_json
+from dflash_gguf.runtime.record import PromptRun, Record, prompts_sha256, record_from_json
 from dflash_gguf.runtime.tokenizer import target_ids
 from torch import Tensor
 
@@ -198,6 +199,12 @@ FAULTS: dict[str, Fault] = {
 }  # fmt: skip
 
 
+def text_of(target: Target, ids: list[int], run: PromptRun, reference: Record) -> Text:
+    """The text of a reference's run, with the target's states."""
+    c = reference.conditions
+    return target.read(ids, run.new_tokens, min(c.max_new, c.context_length - len(ids)), run.stop)
+
+
 def part_of(reference: Record, every: int) -> Record:
     """Every n-th prompt of the reference, as if only they had been run."""
     runs = reference.runs[::every]
@@ -237,7 +244,10 @@ def main(pair: Path, prompts: Path, references: Path, every: int) -> None:
     reference = {
         v: part_of(record_from_json(p.read_bytes(), p.name), every) for v, p in found.items()
     }
-    texts = [target.decode(i, reference["v1"].conditions.max_new) for i in ids[::every]]
+    texts = [
+        text_of(target, i, run, reference["v1"])
+        for i, run in zip(ids[::every], reference["v1"].runs, strict=True)
+    ]
     click.echo(
         "| fault | draft | prompts unchanged | mean length | same draft | another draft |\n|---|---|---|---|---|---|"
     )
