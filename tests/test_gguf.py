@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from dflash_gguf.convert import fields as f
+from dflash_gguf.convert.errors import InputError
 from dflash_gguf.convert.ggml import BF16, F32, TYPES
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.gguf_writer import GgufLayout, GgufOutput
@@ -134,3 +135,22 @@ def test_big_vocabulary_is_read_in_well_under_a_second(tmp_path: Path) -> None:
 
     assert time.process_time() - start < 1
     assert tokens == file.kv["tokenizer.ggml.tokens"]
+
+
+@pytest.mark.parametrize(
+    ("question", "wrong"),
+    [
+        ("integer", f.text("1")), ("number", f.boolean(True)), ("flag", f.u32(1)), ("text", f.u32(1)),
+        ("integers", f.texts(["1"])), ("flags", f.texts(["1"])), ("texts", f.i32s([1])), ("integers", f.u32(1)),
+    ],
+)  # fmt: skip
+def test_typed_question_refuses_another_type_and_knows_absence(
+    question: str, wrong: f.Field
+) -> None:
+    """A value of another type is an InputError that names file and key; an absent one is None."""
+    ask = f.Questions({"k": wrong}, "x.gguf")
+    with pytest.raises(InputError) as error:
+        getattr(ask, question)("k")
+
+    assert "x.gguf: k" == error.value.where
+    assert getattr(ask, question)("absent") is None
