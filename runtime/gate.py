@@ -67,18 +67,16 @@ class Verdict:
 def judge(record: Record, reference: Record | None, rules: Rules | None = None) -> Verdict:
     """The verdict on `record`: alone (is it sound?), and against `reference` where there is one."""
     rules = rules or Rules()
-    unsound = soundness(record, rules)
-    if reference is None:
-        if record.total.rounds == 0:
-            return Verdict(INCONCLUSIVE, ("not measured: no round drafted anything",))
-        return unsound or Verdict(PASS, ("sound; not compared with a reference",))
-    differing = differences(record, reference)
+    differing = differences(record, reference) if reference else []
     if differing:
         return Verdict(NOT_COMPARABLE, tuple(differing))
-    if record.total.rounds == 0 or reference.total.rounds == 0:
-        return Verdict(NOT_COMPARABLE, ("not measured: no round drafted anything",))
+    unsound = soundness(record, rules)
     if unsound:
         return unsound
+    if record.total.rounds == 0 or (reference and reference.total.rounds == 0):
+        return Verdict(INCONCLUSIVE, ("not measured: no round drafted anything",))
+    if reference is None:
+        return Verdict(PASS, ("sound; not compared with a reference",))
     notes = tuple(spec_notes(record, reference))
     same = same_draft(record, reference)
     if same and (

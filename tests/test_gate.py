@@ -66,6 +66,21 @@ def test_a_file_a_backend_or_a_cache_type_may_differ() -> None:
     assert PASS == judge(make_record(runs, subject=subject), make_record(runs)).word
 
 
+def test_a_draft_whose_every_proposal_is_dropped_is_broken_not_unmeasured() -> None:
+    """No round at all because no logit was finite is a fault of the draft: fail, not inconclusive."""
+    record = replace(make_record([make_run("a", []), make_run("b", [])]), bad_drafts=40)
+
+    assert (FAIL, 4) == (judge(record, None).word, judge(record, None).exit_code)
+    assert FAIL == judge(record, make_record(record.runs)).word
+
+
+def test_no_round_without_a_fault_is_not_measured() -> None:
+    """Nothing drafted and nothing wrong: inconclusive, with and without a reference."""
+    record = make_record([make_run("a", [])])
+
+    assert INCONCLUSIVE == judge(record, None).word == judge(record, record).word
+
+
 def test_too_few_prompts_are_inconclusive() -> None:
     """Below the minimum nothing passes, not even an equal record."""
     record = make_record(drawn_runs(0.7, prompts=Rules().min_prompts - 1))
