@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "v1, no window": tiny_pair.V1 | {"layer_types": ["full_attention"] * 2},
     "v1, window smaller than the block": tiny_pair.V1 | {"sliding_window": 3},
     "v1, window smaller than the block, not causal": tiny_pair.V1 | {"sliding_window": 3, "is_causal": False},
-    "v1, last layer captured, ids not sorted": nested(tiny_pair.V1, target_layer_ids=[3, 0, 1]),
+    "v1, three captures, the last layer among them": nested(tiny_pair.V1, target_layer_ids=[0, 1, 3]),
     "v1, another RoPE base": tiny_pair.V1 | {"rope_theta": 1e6},
     "v1, epsilon 1e-2": tiny_pair.V1 | {"rms_norm_eps": 1e-2},
     "v2": tiny_pair.V2,
