@@ -170,6 +170,21 @@ def test_vector_paths_equal_the_scalar_twin_on_10000_random_rows(name: str) -> N
             np.testing.assert_array_equal(wanted, quantize_rows(array, name, weights, isa=isa))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["q4_1", "q5_1"])
+def test_a_weight_too_far_away_to_round_gets_the_lowest_code(name: str, isa: str) -> None:
+    """Unimportant and 1e19 steps below the others: capped before rounding, on every path (a fuzzer's finding)."""
+    x = np.full((1, 32), 9.3e-15, np.float32)
+    x[0, [20, 23]] = [4e-5, -7.4e14]
+    importance = np.full(32, 1e-14, np.float32)
+    importance[23] = 0
+
+    found = quantize_rows(x, name, importance, isa=isa)
+
+    assert 0 == found[0, -16 + 7] >> 4
+    np.testing.assert_array_equal(quantize_rows(x, name, importance, isa="scalar"), found)
+
+
 @pytest.mark.parametrize("cols", [256, 768, 2048, 2304, 5120])
 @pytest.mark.parametrize("name", TYPES)
 def test_bytes_do_not_depend_on_the_length_of_the_row(name: str, cols: int) -> None:

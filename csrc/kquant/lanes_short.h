@@ -39,8 +39,12 @@ INLINE void fit_lines(struct kq_grid grid, const float *x, const float *importan
     }
 }
 
+/* Capped before they are rounded, as the search does it: a weight far below `base` is too far away to round. */
 INLINE void line_codes(const float *x, float inverse, float base, int top, uint8_t *codes) {
-    for (int i = 0; i < 32; i += LANES) store_bytes(codes + i, round_clamp((load(x + i) - splat(base)) * splat(inverse), 0, top));
+    for (int i = 0; i < 32; i += LANES) {
+        vf v = (load(x + i) - splat(base)) * splat(inverse);
+        store_bytes(codes + i, round_clamp(most(least(v, splat((float)top)), zero()), 0, top));
+    }
 }
 
 /* Index of the first of 32 weights that equals `value`. */
