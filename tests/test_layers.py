@@ -16,7 +16,19 @@ PURE = {
     "quantize": {"qtypes", "policy", "metrics"},
     "runtime": {"record", "gate"},
 }
-WORLD = {"os", "pathlib", "io", "subprocess", "socket", "tempfile", "shutil", "click", "torch", "tqdm", "mmap"}
+WORLD = {
+    "os",
+    "pathlib",
+    "io",
+    "subprocess",
+    "socket",
+    "tempfile",
+    "shutil",
+    "click",
+    "torch",
+    "tqdm",
+    "mmap",
+}
 MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
 
 
@@ -30,7 +42,11 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if node.level == 1:
-                found |= {f"{package}.{module}"} if module else {f"{package}.{a.name}" for a in node.names}
+                found |= (
+                    {f"{package}.{module}"}
+                    if module
+                    else {f"{package}.{a.name}" for a in node.names}
+                )
             elif node.level == 2:
                 found |= {module} if module else {a.name for a in node.names}
             elif module.startswith("dflash_gguf."):
@@ -51,12 +67,18 @@ def test_a_package_imports_only_from_its_left(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in MODULES if p.stem in PURE[p.parent.name]], ids=lambda p: f"{p.parent.name}.{p.stem}"
+    "path",
+    [p for p in MODULES if p.stem in PURE[p.parent.name]],
+    ids=lambda p: f"{p.parent.name}.{p.stem}",
 )
 def test_a_pure_module_opens_nothing_and_prints_nothing(path: Path) -> None:
     """A pure module imports nothing that touches the world and calls neither open nor print."""
     tree = ast.parse(path.read_text())
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    called = {
+        n.func.id
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
 
     assert set() == {name.split(".")[0] for name in imports(path)} & WORLD
     assert set() == called & {"open", "print", "input", "exec", "eval"}
@@ -64,7 +86,11 @@ def test_a_pure_module_opens_nothing_and_prints_nothing(path: Path) -> None:
 
 def test_importing_everything_prints_nothing_and_needs_no_torch() -> None:
     """Every module but the oracle imports without torch and without output."""
-    names = [f"dflash_gguf.{p.parent.name}.{p.stem}" for p in MODULES if p.stem != "__init__" and not p.stem.startswith("oracle")]
+    names = [
+        f"dflash_gguf.{p.parent.name}.{p.stem}"
+        for p in MODULES
+        if p.stem != "__init__" and not p.stem.startswith("oracle")
+    ]
     code = f"import sys; sys.modules['torch'] = None; import importlib; [importlib.import_module(n) for n in {names}]"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -27,7 +27,9 @@ def run(*command: object) -> dict:
     shown = [str(Path(w).relative_to(ROOT)) if w.startswith(str(ROOT)) else w for w in words]
     print("$", shlex.join(shown), file=sys.stderr, flush=True)
     program = Path(sys.executable).parent / words[0]
-    done = subprocess.run([program, *words[1:], "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [program, *words[1:], "--json"], stdout=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode not in (0, 4):  # 4 is a verdict, and belongs into the table
         print(done.stdout, file=sys.stderr)
         sys.exit(done.returncode)
@@ -48,14 +50,25 @@ def rows() -> list[dict]:
                 "dflash-validate", draft, "--target", TARGET, "--prompts", PROMPTS,
                 "--reference", ROOT / "manifests" / "references" / f"pair-{name}.json",
             )  # fmt: skip
-            found.append({"draft": title, "file": label, "bytes": draft.stat().st_size, "record": record})
+            found.append(
+                {"draft": title, "file": label, "bytes": draft.stat().st_size, "record": record}
+            )
     return found
 
 
 def table(found: list[dict]) -> str:
     """The rows as text: size, acceptance, mean length by domain, speed-up over no draft, verdict."""
     domains = sorted(found[0]["record"]["domains"])
-    head = ["draft", "file", "size", "accepted", *(f"len {d}" for d in domains), "len all", "speed-up", "verdict"]
+    head = [
+        "draft",
+        "file",
+        "size",
+        "accepted",
+        *(f"len {d}" for d in domains),
+        "len all",
+        "speed-up",
+        "verdict",
+    ]
     lines = [head]
     for row in found:
         record = row["record"]
@@ -65,7 +78,10 @@ def table(found: list[dict]) -> str:
             f"{record['mean_accepted_length']:.2f}", f"{record['speed_up']:.2f}x", record["verdict"],
         ])  # fmt: skip
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def main() -> int:
