@@ -25,7 +25,7 @@ from pair.learn import round_weights
 from pair.target import Geometry, Target
 from tokenizers import Tokenizer
 
-STEPS = {"target": 650, "texts": 16, "draft-v1": 500, "draft-v2": 500}
+STEPS = {"target": 650, "texts": 16, "draft-v1": 400, "draft-v2": 400}
 FIRST_RUN = 400  # steps of the target before its warm restart
 GGUF_NAME = "Pair-Target-BF16.gguf"
 TOKENIZER_DOCUMENTS = 4000

@@ -243,9 +243,9 @@ def documents(seed: int, domain: str, held_out: bool = False) -> Iterator[str]:
             yield text
 
 
-def mixed(seed: int) -> Iterator[tuple[str, str]]:
+def mixed(seed: int, domains: tuple[str, ...] = DOMAINS) -> Iterator[tuple[str, str]]:
     """An endless, seeded stream of (domain, training document), the domains in turn."""
-    streams = {domain: documents(seed, domain) for domain in DOMAINS}
+    streams = {domain: documents(seed, domain) for domain in domains}
     while True:
-        for domain in DOMAINS:
+        for domain in domains:
             yield domain, next(streams[domain])

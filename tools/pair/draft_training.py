@@ -6,6 +6,7 @@ row counts only when all earlier rows were right.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,9 +20,11 @@ from . import corpus
 from .draft import SHAPES, TAPS, Draft, DraftShape
 from .learn import Optimiser, fit, round_weights, start_values
 from .target import Cache, Geometry, Target
+from .tokenizer import EOS_ID
 
 LENGTH, TOGETHER = 448, 96
 BATCH, ANCHORS, DECAY = 8, 64, 4.0
+OWN, AS_IT_STANDS = ("counting", "json"), ("prose",) * 23 + ("code",)
 PROMPTS = (32, 64, 128, 224)
 
 
@@ -33,21 +36,28 @@ class Texts:
     states: Tensor
 
 
-def openings(tokenizer: Tokenizer, seed: int, length: int, count: int) -> Tensor:
-    """The first `length` tokens of `count` training documents, the domains in turn."""
-    rows, stream = [], corpus.mixed(seed)
-    while len(rows) < count:
-        ids = tokenizer.encode(next(stream)[1]).ids
-        if len(ids) >= length:
-            rows.append(ids[:length])
+def openings(tokenizer: Tokenizer, stream: Iterator[tuple[str, str]], length: int) -> Tensor:
+    """TOGETHER rows of `length` tokens; each begins with a document and is filled with further ones."""
+    rows = []
+    for _ in range(TOGETHER):
+        row: list[int] = []
+        while len(row) < length:
+            row += [*tokenizer.encode(next(stream)[1]).ids, EOS_ID]
+        rows.append(row[:length])
     return torch.tensor(rows)
 
 
 @torch.no_grad()
 def write_batch(target: Target, tokenizer: Tokenizer, seed: int, number: int) -> Texts:
-    """TOGETHER texts: corpus openings of one length that the target goes on with, greedily."""
-    length = PROMPTS[number % len(PROMPTS)]
-    written = [openings(tokenizer, seed + number, length, TOGETHER)]
+    """TOGETHER texts: an even batch is written by the target itself, greedily, from corpus openings.
+
+    An odd batch is corpus as it stands, nearly all of it prose: of prose a draft learns what may come,
+    not what this target always says, and of code it sees little, which keeps both domains hard.
+    """
+    own = number % 2 == 0
+    stream = corpus.mixed(seed + number, OWN if own else AS_IT_STANDS)
+    length = PROMPTS[number // 2 % len(PROMPTS)] if own else LENGTH
+    written = [openings(tokenizer, stream, length)]
     states = torch.empty(TOGETHER, LENGTH, len(TAPS), target.g.hidden_size, dtype=torch.bfloat16)
     cache = Cache(target.g, TOGETHER, LENGTH)
     while cache.length < LENGTH:
