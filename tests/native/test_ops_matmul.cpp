@@ -99,17 +99,16 @@ void long_rows_agree(const std::vector<const Ops*>& isas) {
     Random random{7};
     const Threads one(1), two(2);
     for (const Type type : kTypes)
-        for (const int64_t cols : {1536, 3072, 4096, 2112, 3009})
-            for (const int64_t n : {3, 8, 13}) {
-                if (cols % block_len(type)) continue;
-                const int64_t rows = 23 + random.below(30);
-                const auto bytes = weights(random, type, cols * rows);
-                const Matrix w{bytes.data(), type, cols, rows};
-                const Floats x = floats(random, cols * n), expected = product(*isas[0], one, w, x, n);
-                for (const Ops* ops : isas)
-                    check(difference(expected, product(*ops, two, w, x, n)) < 0, "%s %s: cols %d rows %d n %d differs from scalar", ops->name,
-                          name_of(type), int(cols), int(rows), int(n));
-            }
+        for (const int64_t cols : {4096, 4128, 3009}) {
+            if (cols % block_len(type)) continue;
+            const int64_t rows = 26, n = block_len(type) > 1 ? 13 : 5;
+            const auto bytes = weights(random, type, cols * rows);
+            const Matrix w{bytes.data(), type, cols, rows};
+            const Floats x = floats(random, cols * n), expected = product(*isas[0], two, w, x, n);
+            for (const Ops* ops : isas)
+                check(difference(expected, product(*ops, one, w, x, n)) < 0, "%s %s: cols %d rows %d n %d differs from scalar", ops->name,
+                      name_of(type), int(cols), int(rows), int(n));
+        }
 }
 
 // A NaN or infinity in one activation spoils its own row, and no other.
