@@ -172,6 +172,12 @@ def main() -> None:
     parser.add_argument(
         "--no-parts", action="store_true", help="leave out the draft and verify costs"
     )
+    parser.add_argument(
+        "--wait",
+        choices=["spin", "sleep"],
+        default="spin",
+        help="what llama.cpp's threads do between operations",
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
