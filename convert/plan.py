@@ -64,10 +64,12 @@ class PlannedTensor:
     @property
     def copies(self) -> bool:
         """Whether the source's bytes are kept."""
-        source = self.source
-        return self.type == source.type and not (
-            self.offsets or source.transposed or source.interleaved
-        )
+        return self.type == self.source.type and not self.rearranged
+
+    @property
+    def rearranged(self) -> bool:
+        """Whether the values change places, or count from elsewhere, whatever their type."""
+        return self.offsets or self.source.transposed or self.source.interleaved > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,13 +143,19 @@ def check_ids(out: memoryview, tensor: PlannedTensor) -> None:
 
 def changed(raw: memoryview, tensor: PlannedTensor, done: int) -> memoryview:
     """The chunk in the planned form; it lies `done` bytes behind the tensor's start."""
+    raw = rearranged(raw, tensor, done)
+    same = tensor.type == tensor.source.type
+    return raw if same else from_float32(to_float32(raw, tensor.source.type), tensor.type)
+
+
+def rearranged(raw: memoryview, tensor: PlannedTensor, done: int) -> memoryview:
+    """The chunk in the source's type, its values where and what they ought to be; `done` as in `changed`."""
     if tensor.source.transposed:
         raw = turned(raw, tensor.source)
     if tensor.source.interleaved:
         raw = halved(raw, tensor.source)
     if not tensor.offsets:
-        same = tensor.type == tensor.source.type
-        return raw if same else from_float32(to_float32(raw, tensor.source.type), tensor.type)
+        return raw
     values = np.frombuffer(raw, "<i8")
     rows = np.arange(done // 8, done // 8 + values.size)
     return (values + rows).data.cast("B")

@@ -50,6 +50,11 @@ class QuantTensor:
     @property
     def copies(self) -> bool:
         """Whether the source's bytes are kept."""
+        return self.keeps_type and not self.source.rearranged
+
+    @property
+    def keeps_type(self) -> bool:
+        """Whether the source's type is kept."""
         return self.decision.type == self.span.type
 
 
@@ -133,7 +138,7 @@ def plan_quantization(
 
 def refuse_requantizing(plan: QuantPlan) -> None:
     """Raise UsageError where a tensor that is quantised already would change its type."""
-    again = [t for t in plan.tensors if not t.copies and t.span.type not in FLOATS]
+    again = [t for t in plan.tensors if not t.keeps_type and t.span.type not in FLOATS]
     if again:
         first = again[0].decision
         raise UsageError(
@@ -145,7 +150,7 @@ def refuse_requantizing(plan: QuantPlan) -> None:
 def refuse_unreadable(plan: QuantPlan) -> None:
     """Raise UsageError where a tensor would have to be decoded from a type that this library does not know."""
     for t in plan.tensors:
-        if not t.copies and t.span.type not in BY_ID:
+        if not t.keeps_type and t.span.type not in BY_ID:
             raise UsageError(
                 "a tensor's type cannot be decoded", found=type_name(t.span.type), where=t.name,
                 expected=" ".join(sorted(kind.name for kind in BY_ID.values())), fix=f"--tensor-type '{t.name}=keep'",

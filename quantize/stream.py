@@ -25,7 +25,7 @@ from .. import _native
 from ..convert.errors import InputError
 from ..convert.floats import from_float32, to_float32
 from ..convert.ggml import FLOATS, TYPES, type_name
-from ..convert.transfer import Sources
+from ..convert.transfer import Sources, check_ids, rearranged
 from .metrics import ErrorSums
 from .qtypes import BY_ID
 from .quantization import QuantPlan, QuantTensor
@@ -111,7 +111,7 @@ def pieces(tensor: QuantTensor, importance: npt.NDArray[np.float32] | None) -> I
     """The tensor in chunks of whole rows; with importance no chunk crosses from one matrix into the next."""
     shape = tensor.decision.shape
     whole = Piece(tensor, 0, prod(shape[1:]), None)
-    step = max(1, CHUNK_BYTES // whole.row_bytes)
+    step = whole_heads(tensor, max(1, CHUNK_BYTES // whole.row_bytes))
     matrix_rows = whole.rows if importance is None else shape[1]
     for start in range(0, whole.rows, matrix_rows):
         weights = None if importance is None else importance[start // matrix_rows]
@@ -119,6 +119,16 @@ def pieces(tensor: QuantTensor, importance: npt.NDArray[np.float32] | None) -> I
             weights = None  # only zeros say nothing, and would make everything zero
         for row in range(start, start + matrix_rows, step):
             yield Piece(tensor, row, min(step, start + matrix_rows - row), weights)
+
+
+def whole_heads(tensor: QuantTensor, rows: int) -> int:
+    """At most about `rows`, such that no chunk cuts a head that is rearranged or a matrix that is turned."""
+    if tensor.span.transposed:
+        return max(1, prod(tensor.decision.shape[1:]))
+    head = tensor.span.interleaved
+    if head == 0 or len(tensor.decision.shape) < 2:  # a vector is one row, always whole
+        return rows
+    return max(head, rows // head * head)
 
 
 class Pool:
@@ -192,7 +202,7 @@ def quantize_tensors(
 def importance_of(tensor: QuantTensor, importance: Importance) -> npt.NDArray[np.float32] | None:
     """The importance that takes part in quantising the tensor, if any does."""
     kind = BY_ID.get(tensor.decision.type)
-    if tensor.copies or kind is None or not kind.searches:
+    if tensor.keeps_type or kind is None or not kind.searches:
         return None
     return importance.get(tensor.name)
 
@@ -202,16 +212,28 @@ def work(piece: Piece, buffer: Bytes, sources: Sources) -> Done:
     span = piece.tensor.span
     sources.read(span, piece.row * piece.row_bytes, buffer.data)
     refuse_bad_weights(piece, buffer, span.type)
-    if piece.tensor.copies:
-        return Done(buffer, buffer, None)
+    raw = converted(piece, buffer)
+    if piece.tensor.keeps_type:
+        return Done(buffer, raw, None)
     if span.type in FLOATS:
-        output, errors = encode(piece, buffer, span.type)
+        output, errors = encode(piece, raw, span.type)
         return Done(buffer, output, errors)
     cols = piece.tensor.decision.shape[0]
     wide = np.empty(piece.rows * cols, np.float32)
-    _native.kq_dequantize(span.type, buffer, piece.rows, cols, wide)
+    _native.kq_dequantize(span.type, raw, piece.rows, cols, wide)
     output, errors = encode(piece, wide.view(np.uint8), BY_ID[0].id)
     return Done(buffer, output, errors)
+
+
+def converted(piece: Piece, buffer: Bytes) -> Bytes:
+    """The piece as dflash-convert would write it in the source's type. Raises InputError for ids outside the vocabulary."""
+    source = piece.tensor.source
+    raw = buffer
+    if source.rearranged:
+        raw = np.frombuffer(rearranged(buffer.data, source, piece.row * piece.row_bytes), np.uint8)
+    if source.ids_below:
+        check_ids(raw.data, source)
+    return raw
 
 
 def encode(piece: Piece, raw: Bytes, source: int) -> tuple[Bytes, ErrorSums]:
