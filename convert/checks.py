@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -42,13 +44,19 @@ def size(field: str) -> Rule:
     )
 
 
+def stored(value: float) -> float:
+    """The number as the file will hold it, a float32: what is judged is what is written."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(value))
+
+
 def factor(field: str) -> Rule:
     """The field is a number to multiply by."""
     return Rule(
         field,
         f"{field} is not usable",
-        lambda s: math.isfinite(getattr(s, field)) and getattr(s, field) != 0,
-        lambda _: "finite and not 0",
+        lambda s: math.isfinite(stored(getattr(s, field))) and stored(getattr(s, field)) != 0,
+        lambda _: "finite and not 0, as float32",
     )
 
 
@@ -94,16 +102,16 @@ RULES: tuple[Rule, ...] = (
          lambda s: s.rope_dimension_count <= s.head_dim and s.rope_dimension_count % 2 == 0,
          lambda s: f"even and at most head_dim = {s.head_dim}"),
     Rule("rms_norm_eps", "RMS epsilon is not usable",
-         lambda s: 0 < s.rms_norm_eps < 1, lambda _: "between 0 and 1"),
+         lambda s: 0 < stored(s.rms_norm_eps) < 1, lambda _: "between 0 and 1"),
     Rule("rope_theta", "RoPE base is not usable",
-         lambda s: math.isfinite(s.rope_theta) and s.rope_theta > 1, lambda _: "finite and above 1"),
+         lambda s: 1 < stored(s.rope_theta) < math.inf, lambda _: "finite and above 1"),
     Rule("rope_scaling", "RoPE scaling is not usable",
          lambda s: not s.rope_scaling or (s.rope_scaling.type in ROPE_SCALINGS
-                                          and 0 < s.rope_scaling.factor < math.inf
+                                          and 0 < stored(s.rope_scaling.factor) < math.inf
                                           and 0 <= s.rope_scaling.original_context_length <= MAX_SIZE),
          lambda _: f"type {' or '.join(ROPE_SCALINGS)}, a finite factor above 0"),
     Rule("final_logit_softcapping", "soft cap is not usable",
-         lambda s: math.isfinite(s.final_logit_softcapping) and s.final_logit_softcapping >= 0,
+         lambda s: s.final_logit_softcapping == 0 or 0 < stored(s.final_logit_softcapping) < math.inf,
          lambda _: "finite, 0 for none"),
     Rule("hidden_act", "activation is not known",
          lambda s: s.hidden_act in ACTIVATIONS, lambda _: " ".join(ACTIVATIONS)),

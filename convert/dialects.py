@@ -110,7 +110,13 @@ def rotated(values: Mapping[str, Any], config: Section) -> int:
     nested = config.section("dflash_config")
     mimo = nested is not None and "attention_sink_bias" in nested
     factor = config.number("partial_rotary_factor") if mimo else None
-    return int(head_dim * factor) if factor is not None else head_dim
+    if factor is None:
+        return head_dim
+    if not 0 < factor <= 1:
+        raise InputError(
+            "partial rotation is not usable", found=factor, where=f"{config.where}: partial_rotary_factor", expected="above 0, at most 1",
+        )  # fmt: skip
+    return int(head_dim * factor)
 
 
 def check_claims(values: Mapping[str, Any], shapes: Mapping[str, Any], config: Section) -> None:

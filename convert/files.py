@@ -23,3 +23,14 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(fd)
         raise InputError("not a regular file", where=path, expected="a file on a disk")
     return os.fdopen(fd, "rb")
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """The bytes of the file at `path`. Raises as `open_regular`, and InputError where it has more than `limit` bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise InputError(
+                "file is too large", found=f"{size} bytes", where=path, expected=f"at most {limit}"
+            )
+        return file.read(limit)

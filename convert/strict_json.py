@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, one_line
-from .files import open_regular
+from .files import read_limited
 
 MAX_CONFIG = 1 << 20
 """Bytes of a config.json or an index; real ones have a few hundred thousand at most."""
@@ -23,17 +23,7 @@ def read_json(path: str | os.PathLike[str], limit: int = MAX_CONFIG) -> dict[str
     Raises InputError where the file is absent, larger than `limit` bytes or not one strict JSON object.
     """
     path = Path(path)
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > limit:
-            raise InputError(
-                "JSON file is too large",
-                found=f"{size} bytes",
-                where=path,
-                expected=f"at most {limit}",
-            )
-        raw = file.read(limit)
-    return parse_json(raw, path)
+    return parse_json(read_limited(path, limit), path)
 
 
 def parse_json(raw: bytes, where: object) -> dict[str, Any]:
@@ -113,7 +103,12 @@ class Section:
     def number(self, key: str) -> float | None:
         """A number, None where absent or null."""
         value = self._get(key, (int, float), "a number")
-        return None if value is None else float(value)
+        try:
+            return None if value is None else float(value)
+        except OverflowError as error:  # an integer of hundreds of digits
+            raise InputError(
+                "config value is out of range", found=one_line(value), where=f"{self.where}: {key}", expected="a finite number"
+            ) from error  # fmt: skip
 
     def flag(self, key: str) -> bool | None:
         """A bool, None where absent or null."""

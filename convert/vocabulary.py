@@ -18,6 +18,7 @@ import numpy as np
 from . import fields as kinds
 from .errors import InputError, one_line
 from .fields import Field, Questions, boolean, encode, i32s, text, texts, u32
+from .files import read_limited
 from .strict_json import MAX_TOKENIZER, Section, read_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -43,6 +44,10 @@ PRE_TOKENIZERS: dict[tuple[str, bool], str] = {
 
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 """Special tokens copied from the target, and how GGUF spells them; the mask token is the draft's business."""
+
+
+MAX_TEMPLATE = 1 << 20
+"""Bytes of a chat_template.jinja; real ones have some thousands."""
 
 
 def tokenizer_hash(fields: Mapping[str, Field]) -> str:
@@ -196,12 +201,22 @@ def special_tokens(folder: Path, tokens: list[str], config: Section) -> dict[str
             fields[f"tokenizer.ggml.{name}"] = boolean(flag)
     template = folder / "chat_template.jinja"
     if template.exists():
-        source: Any = inside(template, folder).read_text(encoding="utf-8", errors="strict")
+        source: Any = read_text(inside(template, folder))
     else:
         source = given.values.get("chat_template")
     if isinstance(source, str) and source and "\0" not in source:
         fields["tokenizer.chat_template"] = text(source)
     return fields
+
+
+def read_text(path: Path) -> str:
+    """The text of a template. Raises InputError where it is no regular file, too large or not UTF-8."""
+    try:
+        return read_limited(path, MAX_TEMPLATE).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "chat template is not UTF-8", found=f"byte {error.start}", where=path, expected="UTF-8"
+        ) from error
 
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")

@@ -352,6 +352,39 @@ def test_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
         assert "not a regular file" in refused(main, folder, tmp_path / "o.gguf")
 
 
+@pytest.mark.parametrize(
+    ("what", "spoil"),
+    [
+        ("not a regular file", os.mkfifo),
+        ("too large", lambda path: path.write_bytes(b" " * ((1 << 20) + 1))),
+        ("not UTF-8", lambda path: path.write_bytes(b"{{ \xff }}")),
+    ],
+)
+def test_chat_template_is_read_as_a_strangers_file(
+    tmp_path: Path, what: str, spoil: Callable[[Path], object]
+) -> None:
+    """A pipe, a flood or other bytes in place of chat_template.jinja: exit 3, the file named."""
+    target = tiny.write_target(tmp_path / "t")
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    spoil(target / "chat_template.jinja")
+    message = refused(
+        main, tiny.write_draft(tmp_path / "d"), tmp_path / "o.gguf", "--target", target
+    )
+
+    assert what in message
+    assert "chat_template.jinja" in message
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps"])
+def test_a_number_that_no_float_holds_is_refused(tmp_path: Path, key: str) -> None:
+    """An integer of 400 digits where a number belongs: exit 3, the key named."""
+    config = tiny.draft_config() | {key: 10**400}
+
+    assert key in refused(
+        main, tiny.write_draft(tmp_path / "d", config=config), tmp_path / "o.gguf"
+    )
+
+
 def test_quantised_checkpoint_is_refused_by_tensor_and_type(tmp_path: Path) -> None:
     """FP8 with a scale and packed I32: a scale is never silently dropped (bugs 11)."""
     good = tiny.draft_tensors()

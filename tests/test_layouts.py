@@ -20,6 +20,8 @@ from dflash_gguf.convert.checkpoint import open_checkpoint
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
 from dflash_gguf.convert.gguf import read_gguf
+from dflash_gguf.quantize import stream
+from dflash_gguf.quantize.cli import main as quantize_main
 from hostile import edited, refused
 from llama_client import LlamaServer
 
@@ -235,6 +237,16 @@ def test_mimo_keeps_sinks_half_rotation_and_value_scale(tmp_path: Path, target: 
     assert (tiny.HEADS,) == read_gguf(out).tensors["blk.1.attn_sinks.weight"].shape
 
 
+@pytest.mark.parametrize("factor", [1e308, 10**400, 1.5, 0, -0.5])
+def test_a_share_of_rotated_dims_is_a_share(tmp_path: Path, target: Path, factor: float) -> None:
+    """partial_rotary_factor outside (0, 1] is refused by its name, however large."""
+    config, tensors = mimo()
+    source = tiny.write_draft(
+        tmp_path / "d", config=config | {"partial_rotary_factor": factor}, tensors=tensors
+    )
+    assert "partial_rotary_factor" in refused(main, source, tmp_path / "o.gguf", "--target", target)
+
+
 def test_partial_rotation_that_leaked_from_a_target_is_not_believed(tmp_path: Path) -> None:
     """Outside MiMo's layout the factor belongs to the target (quirk 9)."""
     config = tiny.draft_config() | {"partial_rotary_factor": 0.25}
@@ -372,6 +384,48 @@ def test_interleaved_rotation_is_rearranged(tmp_path: Path, target: Path) -> Non
     assert q.tobytes() == found["blk.1.attn_q.weight"]
     assert (norm.astype(np.uint32) << 16).tobytes() == found["blk.1.attn_k_norm.weight"]
     assert tensors["layers.1.self_attn.v_proj.weight"][1].tobytes() == found["blk.1.attn_v.weight"]
+
+
+def reduced(last: int = 2) -> tuple[dict[str, Any], Tensors]:
+    """A reduced vocabulary, counted from each row; `last` is the last row's offset."""
+    offsets = np.arange(REDUCED, dtype=np.int64) * 2
+    offsets[-1] = last
+    return speculators("dflash", draft_vocab_size=REDUCED), tiny.draft_tensors() | {
+        "d2t": ("I64", offsets), "embed_tokens.weight": random(5, tiny.VOCAB, tiny.H), "lm_head.weight": random(6, REDUCED, tiny.H),
+    }  # fmt: skip
+
+
+def interleaved() -> tuple[dict[str, Any], Tensors]:
+    """Heads whose rotated pairs are neighbours."""
+    return tiny.draft_config() | {"rope_is_neox_style": False}, tiny.draft_tensors()
+
+
+@pytest.mark.parametrize("more", [[], ["--tensor-type", "blk.*=keep"]], ids=["quantised", "kept"])
+@pytest.mark.parametrize("layout", [reduced, interleaved])
+def test_one_pass_makes_every_change_that_the_converter_makes(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, more: list[str]
+) -> None:
+    """d2t and interleaved heads: a checkpoint quantised at once equals the two commands, also where chunks are small."""
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 20 * 2 * tiny.H)  # 20 rows; a head has 16
+    config, tensors = layout()
+    source = tiny.write_draft(tmp_path / "d", config=config, tensors=tensors)
+    plain = convert(source, tmp_path / "plain.gguf", "--target", target)
+    for start, name, goal in ((plain, "two", ()), (source, "one", ("--target", target))):
+        arguments = (start, tmp_path / f"{name}.gguf", "--scheme", "q8_0", *more, *goal)
+        result = CliRunner().invoke(quantize_main, [str(a) for a in arguments])
+        assert 0 == result.exit_code, result.output
+
+    assert (tmp_path / "two.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
+
+
+def test_one_pass_refuses_token_ids_outside_the_vocabulary(tmp_path: Path, target: Path) -> None:
+    """The quantiser checks d2t as the converter does: exit 3, the tensor named."""
+    config, tensors = reduced(last=tiny.VOCAB)
+    source = tiny.write_draft(tmp_path / "d", config=config, tensors=tensors)
+
+    assert "d2t" in refused(
+        quantize_main, source, tmp_path / "o.gguf", "--scheme", "q8_0", "--target", target
+    )
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], Tensors]] = [

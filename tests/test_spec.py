@@ -31,6 +31,13 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("variant", {"variant": "dflash3"}), ("conv", {"variant": "dflash2"}), ("conv", {"conv": Conv(2, 16)}),
     ("rope_scaling", {"rope_scaling": RopeScaling("warp", 2.0)}),
     ("rope_scaling", {"rope_scaling": RopeScaling("yarn", float("nan"))}),
+    ("rope_scaling", {"rope_scaling": RopeScaling("yarn", 1e300)}), ("rope_scaling", {"rope_scaling": RopeScaling("yarn", 1e-60)}),
+    ("rope_theta", {"rope_theta": 1e300}), ("rope_theta", {"rope_theta": 1 + 1e-12}),
+    ("rms_norm_eps", {"rms_norm_eps": 1e-60}), ("rms_norm_eps", {"rms_norm_eps": 1 - 1e-12}),
+    ("embedding_scale", {"embedding_scale": 1e300}), ("embedding_scale", {"embedding_scale": 1e-60}),
+    ("logit_scale", {"logit_scale": 1e300}), ("logit_scale", {"logit_scale": 1e-60}),
+    ("attention_value_scale", {"attention_value_scale": 1e300}),
+    ("final_logit_softcapping", {"final_logit_softcapping": 1e300}), ("final_logit_softcapping", {"final_logit_softcapping": 1e-60}),
     ("draft_vocab_size", {"draft_vocab_size": 301}), ("num_target_layers", {"num_target_layers": -1}),
 ]  # fmt: skip
 
