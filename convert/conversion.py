@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def plan_conversion(
         draft.matches, draft.spans, outtype, spec.vocab_size, column, draft.dialect
     )
     fields = canonical_fields(
-        spec, facts, tokenizer, weights=weight_count(tensors), type_id=main_type(tensors),
+        spec, facts, tokenizer, weights=weight_count(tensors), type_id=main_type((t.type, prod(t.shape)) for t in tensors),
         confidence=any(m.rule.gguf == "conf_proj.weight" for m in draft.matches), revision=revision,
     )  # fmt: skip
     gated = any(m.rule.gguf.endswith("attn_gate.weight") for m in draft.matches)

@@ -6,7 +6,7 @@ The plan is complete before an output is opened; doing it is copying.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -160,11 +160,11 @@ def source_type(dtype: str, where: str) -> int:
     return kind.id
 
 
-def main_type(tensors: Sequence[PlannedTensor]) -> int:
-    """The type that most weights have."""
+def main_type(tensors: Iterable[tuple[int, int]]) -> int:
+    """The type that most weights have, of pairs (type, weights)."""
     counts: Counter[int] = Counter()
-    for t in tensors:
-        counts[t.type] += prod(t.shape)
+    for kind, weights in tensors:
+        counts[kind] += weights
     return counts.most_common(1)[0][0]
 
 

@@ -29,6 +29,8 @@ from .writer import write_quantized
 MAX_THREADS = 256
 MAX_SCHEME_BYTES = 1 << 20
 PATH = click.Path(path_type=Path)
+WRITING = ("scheme", "tensor_types", "strict", "allow_requantize", "overwrite", "dry_run")
+"""Options that have no meaning where nothing is written."""
 
 
 def find_scheme(name: str) -> Scheme:
@@ -167,17 +169,11 @@ def quantize(source: Path | None, output: Path | None, given: dict[str, Any]) ->
 def attest(source: Path | None, output: Path | None, given: dict[str, Any]) -> None:
     """The command with --verify: make the file again, compare, say so."""
     path, origin = given["verified"], given["verify_source"]
-    if (
-        path is None
-        or origin is None
-        or source
-        or output
-        or given["scheme"]
-        or given["tensor_types"]
-    ):
+    odd = [name for name in WRITING if given[name]]
+    if path is None or origin is None or source or output or odd:
         raise UsageError(
-            "--verify goes with --source, and with nothing that chooses types", expected="--verify OUT --source IN [--imatrix FILE]",
-            fix="the types are those of OUT",
+            "--verify goes with --source, and with nothing that chooses types or writes", found=" ".join(f"--{n.replace('_', '-')}" for n in odd),
+            expected="--verify OUT --source IN [--imatrix FILE]", fix="the types are those of OUT, and nothing is written",
         )  # fmt: skip
     draft = open_source(origin, given["target"])
     with progress_bar(sum(t.source.nbytes for t in draft.tensors), quiet=given["quiet"]) as bar:
@@ -203,6 +199,6 @@ def read_imatrices(paths: Sequence[Path]) -> Imatrix | None:
 def show(body: dict[str, Any] | str, name: str) -> None:
     """The result on stdout: one JSON object, or text."""
     if isinstance(body, dict):
-        head = {"schema": SCHEMA, "command": "dflash-quantize", "ok": True}
+        head = {"schema": SCHEMA, "command": "dflash-quantize", "ok": True, "exit_code": 0}
         body = json.dumps(head | {name: body}, indent=2, ensure_ascii=False)
     click.echo(body)

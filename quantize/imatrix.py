@@ -52,13 +52,14 @@ class Imatrix:
 
     def importance(self) -> dict[str, Floats]:
         """The mean square of each column, by tensor: (matrices, columns) float32."""
-        return {name: s / self.counts[name][:, None] for name, s in self.sums.items()}
+        with np.errstate(over="ignore"):  # `match_importance` refuses what is not finite, by name
+            return {name: s / self.counts[name][:, None] for name, s in self.sums.items()}
 
 
 def merge(parts: Iterable[Imatrix]) -> Imatrix:
     """The matrix of all activations of `parts` together.
 
-    Raises InputError where two give a tensor different shapes, or there are none.
+    Raises InputError where two give a tensor different shapes or sums too large for float32, or there are none.
     """
     sums: dict[str, Floats] = {}
     counts: dict[str, Floats] = {}
@@ -71,8 +72,12 @@ def merge(parts: Iterable[Imatrix]) -> Imatrix:
                 raise InputError(
                     "importance matrices of different models", found=s.shape, where=f"{part.where}: {name}", expected=sums[name].shape
                 )  # fmt: skip
-            sums[name] = sums[name] + s if name in sums else s
-            counts[name] = counts[name] + part.counts[name] if name in counts else part.counts[name]
+            if name not in sums:
+                sums[name], counts[name] = s, part.counts[name]
+                continue
+            with np.errstate(over="ignore"):
+                sums[name], counts[name] = sums[name] + s, counts[name] + part.counts[name]
+            check_values(sums[name], counts[name], f"{part.where}: {name}, merged")
         datasets |= dict.fromkeys(part.datasets)
         paths += part.paths
         chunks, size = chunks + part.chunk_count, size or part.chunk_size
@@ -110,7 +115,7 @@ def check_values(sums: Floats, counts: Floats, where: str) -> None:
         )  # fmt: skip
     if not (np.isfinite(counts) & (counts > 0)).all():
         raise InputError(
-            "importance was summed over no rows", found=counts[~(counts > 0)][:1], where=where, expected="a positive count",
+            "importance was summed over no rows", found=counts[~(np.isfinite(counts) & (counts > 0))][:1], where=where, expected="a positive count",
             fix="collect it again on text that reaches this tensor",
         )  # fmt: skip
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..convert.canonical import FILE_TYPES, GUESSED
 from ..convert.errors import InputError, UsageError
 from ..convert.fields import Field, u32
 from ..convert.ggml import FLOATS, tensor_bytes, type_name
 from ..convert.gguf_writer import GgufLayout
-from ..convert.plan import PlannedTensor, Span
+from ..convert.plan import PlannedTensor, Span, main_type
 from .metrics import bits_per_weight
 from .policy import Decision, Facts, Override, Tensor, decide
 from .qtypes import BY_ID
@@ -163,10 +164,18 @@ def output_fields(
     """The source's metadata with file type and quantisation version set, and what speaks of the old file dropped."""
     kept = {key: field for key, field in fields.items() if key not in DROPPED}
     quantised = any(t.decision.type not in FLOATS and prod(t.decision.shape) for t in tensors)
-    kept["general.file_type"] = u32(scheme.file_type)
+    kept["general.file_type"] = u32(file_type(scheme, tensors))
     if quantised:
         kept["general.quantization_version"] = u32(QUANTIZATION_VERSION)
     return kept
+
+
+def file_type(scheme: Scheme, tensors: Sequence[QuantTensor]) -> int:
+    """`general.file_type`: the scheme's, or what the converter says of the type that most weights have."""
+    if scheme.file_type is not None:
+        return scheme.file_type
+    main = main_type((t.decision.type, t.decision.weights) for t in tensors)
+    return FILE_TYPES.get(type_name(main), GUESSED)
 
 
 def match_importance(
@@ -175,13 +184,18 @@ def match_importance(
     """The importance of those tensors that the plan quantises.
 
     An embedding of another size is left out, as llama-quantize does. Raises InputError where any other size does not
-    fit, or no entry names a tensor of the draft.
+    fit, a mean is not finite, or no entry names a tensor of the draft.
     """
     found = {}
     for t in plan.tensors:
         if t.name not in importance:
             continue
         wanted = (prod(t.decision.shape[2:]), t.decision.shape[0])
+        if not np.isfinite(importance[t.name]).all():
+            raise InputError(
+                "importance is not finite", found="a mean too large for float32", where=f"{where}: {t.name}",
+                expected="finite means", fix="collect it again",
+            )  # fmt: skip
         if importance[t.name].shape == wanted:
             found[t.name] = importance[t.name]
         elif not t.name.endswith("token_embd.weight"):

@@ -41,8 +41,8 @@ class Scheme:
 
     name: str
     default: str
-    file_type: int
-    """`general.file_type` of the output."""
+    file_type: int | None = None
+    """`general.file_type` of the output; None for that of the type that most weights get."""
     rules: tuple[Rule, ...] = ()
     summary: str = ""
 
@@ -83,8 +83,8 @@ def parse_scheme(name: str, table: Any, where: str) -> Scheme:
     rules = tuple(
         parse_rule(row, f"{where}: rule {i}") for i, row in enumerate(table.get("rules", []))
     )
-    file_type = table.get("file_type", 0)
-    if not 0 <= file_type < 2**16:
+    file_type = table.get("file_type")
+    if file_type is not None and not 0 <= file_type < 2**16:
         raise InputError(
             "file_type is not usable", found=file_type, where=where, expected="0 to 65535"
         )

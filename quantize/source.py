@@ -14,9 +14,8 @@ from typing import Any
 
 from ..convert.conversion import plan_conversion
 from ..convert.draft import read_draft
-from ..convert.errors import InputError, UsageError
+from ..convert.errors import UsageError
 from ..convert.fields import Field
-from ..convert.gguf import read_gguf
 from ..convert.plan import PlannedTensor, plan_tensors
 from ..convert.spec import DraftSpec
 from ..convert.target import read_target
@@ -46,15 +45,9 @@ def open_source(
     Raises InputError where it is no sound draft, UsageError where a target is needed and missing, or given for nothing.
     """
     draft = read_draft(path)
-    if draft.dialect == "gguf" and target is None:
-        fields = read_gguf(path).fields
-        if int(getattr(fields.get("split.count"), "value", 1)) > 1:
-            raise InputError(
-                "the GGUF is one part of several", found=f"split.count = {fields['split.count'].value}", where=path,
-                expected="a whole file", fix="join the parts with llama-gguf-split --merge",
-            )  # fmt: skip
+    if draft.gguf is not None and draft.dialect == "gguf" and target is None:
         tensors = plan_tensors(draft.matches, draft.spans, "source", draft.spec.vocab_size)
-        return Source(draft.path, draft.spec, fields, tensors, draft.files, draft.paths)
+        return Source(draft.path, draft.spec, draft.gguf.fields, tensors, draft.files, draft.paths)
     if draft.dialect == "hf" and target is None:
         raise UsageError(
             "a checkpoint has no tokenizer", where=path, expected="--target TARGET",

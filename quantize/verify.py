@@ -76,7 +76,7 @@ def plan_from(file: GgufFile, source: Source) -> QuantPlan:
             )  # fmt: skip
         d = Decision(info.name, info.shape, t.type, info.type, "as the file says")
         tensors.append(QuantTensor(d, t, tensor_bytes(info.type, info.shape, info.name)))
-    return QuantPlan(Scheme("as the file says", "q8_0", 0), file.fields, tuple(tensors))
+    return QuantPlan(Scheme("as the file says", "q8_0"), file.fields, tuple(tensors))
 
 
 def verify(

@@ -186,6 +186,19 @@ def test_a_matrix_of_another_model_is_refused(tmp_path: Path, draft: Path) -> No
     assert not list(tmp_path.glob("*q.*"))
 
 
+def test_a_mean_that_no_float_holds_is_refused_by_tensor(tmp_path: Path, draft: Path) -> None:
+    """Finite sums over a tiny count, and sums that overflow when merged: exit 3, the tensor named, nothing written."""
+    large = np.full((1, 256), 3e38, np.float32)
+    for name, count in (("tiny", 1e-6), ("large", 1e3)):
+        counts = {NAME: np.array([count], np.float32)}
+        write_imatrix(tmp_path / f"{name}.gguf", Imatrix({NAME: large}, counts, ("x",), 1, 1))
+    for files in (["tiny"], ["large", "large"]):
+        options = [a for file in files for a in ("--imatrix", tmp_path / f"{file}.gguf")]
+        result = run(draft, tmp_path / "q.gguf", "--scheme", "q2_k", *options)
+        assert (3, True) == (result.exit_code, NAME in result.stderr), result.output
+    assert not list(tmp_path.glob("*q.*"))
+
+
 def test_a_quantised_file_is_attested_with_its_source_alone(tmp_path: Path, draft: Path) -> None:
     """--verify makes every tensor again, at any thread count, and says equal."""
     out = tmp_path / "q.gguf"
@@ -222,12 +235,16 @@ def test_one_changed_byte_or_key_or_a_missing_imatrix_is_a_verdict_of_no(
         assert (4, True) == (result.exit_code, word in result.stderr), result.output
 
 
-def test_verify_goes_with_nothing_that_chooses_types(tmp_path: Path, draft: Path) -> None:
-    """Exit 2 for half a command."""
+def test_verify_goes_with_nothing_that_chooses_types_or_writes(tmp_path: Path, draft: Path) -> None:
+    """Exit 2 for half a command, and for options that could only be misunderstood."""
     for arguments in (
         ["--verify", draft],
         ["--source", draft],
         ["--verify", draft, "--source", draft, "--scheme", "q8_0"],
+        *(
+            ["--verify", draft, "--source", draft, option]
+            for option in ("--dry-run", "--strict", "--overwrite", "--allow-requantize")
+        ),
         [draft],
     ):
         assert 2 == run(*arguments).exit_code

@@ -367,6 +367,18 @@ def test_a_users_scheme_file_decides(tmp_path: Path, draft: Path) -> None:
     refused(3, draft, tmp_path / "r.gguf", "--scheme", tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(("default", "number"), [("q6_k", 18), ("q8_0", 7), ("iq4_nl", 1024)])
+def test_a_scheme_without_file_type_is_named_by_its_main_type(
+    tmp_path: Path, draft: Path, default: str, number: int
+) -> None:
+    """Never 0, which says all F32; the JSON of a success says exit_code 0."""
+    (tmp_path / "s.toml").write_text(f'default = "{default}"')
+    result = run(draft, tmp_path / "q.gguf", "--scheme", tmp_path / "s.toml", "--json")
+
+    assert (0, 0) == (result.exit_code, json.loads(result.stdout)["exit_code"])
+    assert number == read_gguf(tmp_path / "q.gguf").kv["general.file_type"]
+
+
 def test_importance_reaches_the_kernels_row_by_row(draft: Path) -> None:
     """A tensor's vector weighs its columns; types without a search, and vectors of zeros, are as without."""
     source = open_source(draft)
