@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
-.PHONY: fuzz setup build test lint native asan demo bench references clean
+.PHONY: fuzz setup build test lint native asan demo references clean
 
 setup: $(STAMP)
 
@@ -24,7 +24,7 @@ test: build lint native
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@mkdir -p build/types/dflash_gguf && cd build/types/dflash_gguf && ln -sfn ../../../convert ../../../quantize ../../../runtime ../../../manifests . && ln -sf ../../cp*/_native.pyi .
+	@mkdir -p build/types/dflash_gguf && cd build/types/dflash_gguf && ln -sfn ../../../convert ../../../quantize ../../../runtime ../../../manifests . && ln -sf "$$(ls -t ../../cp*/_native.pyi | head -1)" .
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p dflash_gguf
 
 CMAKE_NATIVE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DDFLASH_MODULE=OFF -DDFLASH_NATIVE_TESTS=ON
@@ -41,7 +41,7 @@ asan: setup  ## the native tests under AddressSanitizer and UndefinedBehaviorSan
 
 FUZZ_SECONDS ?= 60
 
-fuzz: build  ## every reader for a minute each; needs the package atheris
+fuzz: build  ## every reader for a minute each; needs the extra fuzz, see CONTRIBUTING.md
 	for reader in gguf draft safetensors config target; do \
 	  $(BIN)/python fuzz/readers.py $$reader -max_total_time=$(FUZZ_SECONDS) -timeout=5 -rss_limit_mb=1024 -close_fd_mask=0 || exit 1; done
 

@@ -196,13 +196,18 @@ def rename_all(files: Sequence[OutputFile]) -> None:
 
 
 def keep_old(path: Path) -> Path | None:
-    """A second name of the file that is about to be replaced; None where there is none, or no second name can be had."""
+    """A second name of the file that is about to be replaced; None where there is none.
+
+    Where the file system has no hard links the file is renamed instead, and its own name is free for a moment.
+    """
+    if not os.path.lexists(path):
+        return None  # an `.old` that a killed run left is then the only copy: it stays
     old = path.with_name(f".{path.name}.old")
     old.unlink(missing_ok=True)
     try:
         os.link(path, old, follow_symlinks=False)
     except OSError:
-        return None
+        path.replace(old)
     return old
 
 

@@ -79,11 +79,14 @@ def write_both(folder: Path, text: bytes, **more: Any) -> None:
         b.write(text)
 
 
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
 def test_files_of_a_set_are_replaced_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    """When the second rename fails the first is undone, for new files and for old ones."""
+    """When the second rename fails the first is undone, for new files and for old ones, also without hard links."""
     real = Path.replace
+    if not links:
+        monkeypatch.setattr(os, "link", failing(os.link, 0, errno.EPERM))
 
     def replace(self: Path, to: Path) -> Path:
         if to.name == "b" and self.name.endswith(".partial"):
