@@ -27,12 +27,18 @@ using Tokens = std::vector<int32_t>;
 template <typename T>
 using Array = nb::ndarray<nb::numpy, T, nb::c_contig>;
 
+// Text that may hold a path, which need not be UTF-8: decoded as os.fsdecode does.
+nb::object text(const std::string& s) {
+    return nb::steal(PyUnicode_DecodeFSDefaultAndSize(s.data(), static_cast<Py_ssize_t>(s.size())));
+}
+
 // The DflashError class of a fault, raised with its parts.
 void raise_fault(const Fault& f) {
     constexpr const char* kClasses[] = {"DflashError", "UsageError", "InputError", "EnvironmentFault"};
     const nb::object type = nb::module_::import_("dflash_gguf.convert.errors").attr(kClasses[static_cast<int>(f.kind)]);
     const nb::object error =
-        type(f.what, "found"_a = f.found, "where"_a = f.where, "expected"_a = f.expected, "fix"_a = f.fix);
+        type(text(f.what), "found"_a = text(f.found), "where"_a = text(f.where), "expected"_a = text(f.expected),
+             "fix"_a = text(f.fix));
     PyErr_SetObject(type.ptr(), error.ptr());
 }
 
@@ -180,19 +186,25 @@ Tokens run_verify(Handle& h, const Tokens& tokens, int64_t keep) {
 // The draft's context as bytes: (first, next, [K and V of layer 0, 1, ...]), each [positions, row bytes] in
 // position order. For tests: two states are the same exactly when these are.
 std::tuple<int64_t, int64_t, std::vector<Array<uint8_t>>> context_rows(Handle& h) {
-    Draft& d = const_cast<Draft&>(h.draft());
-    const auto count = static_cast<size_t>(d.ring.next - d.ring.first);
-    const int64_t bytes = d.kv.shape.width * kv_bytes(d.kv.shape.type);
+    const KvRows& shape = h.draft().kv.shape;
+    const int64_t bytes = shape.width * kv_bytes(shape.type);
+    std::vector<Buffer<uint8_t>> copies;
+    const DraftRing ring = alone(h, [&](Engine& e) {
+        Draft& d = *e.draft;
+        for (int64_t l = 0; l < d.config.num_hidden_layers; ++l)
+            for (const KvRows& rows : {k_rows(d.kv, l), v_rows(d.kv, l)}) {
+                Buffer<uint8_t>& out = copies.emplace_back((d.ring.next - d.ring.first) * bytes);
+                for (int64_t p = d.ring.first; p < d.ring.next; ++p)
+                    std::copy_n(reinterpret_cast<const uint8_t*>(rows.data) + ring_slot(d.ring, p) * bytes, bytes,
+                                out.row(p - d.ring.first, bytes));
+            }
+        return d.ring;
+    });
     std::vector<Array<uint8_t>> layers;
-    for (int64_t l = 0; l < d.config.num_hidden_layers; ++l)
-        for (const KvRows& rows : {k_rows(d.kv, l), v_rows(d.kv, l)}) {
-            Buffer<uint8_t> out(static_cast<int64_t>(count) * bytes);
-            for (int64_t p = d.ring.first; p < d.ring.next; ++p)
-                std::copy_n(reinterpret_cast<const uint8_t*>(rows.data) + ring_slot(d.ring, p) * bytes, bytes,
-                            out.row(p - d.ring.first, bytes));
-            layers.push_back(to_numpy(std::move(out), {count, static_cast<size_t>(bytes)}));
-        }
-    return {d.ring.first, d.ring.next, std::move(layers)};
+    for (Buffer<uint8_t>& copy : copies)
+        layers.push_back(to_numpy(std::move(copy),
+                                  {static_cast<size_t>(ring.next - ring.first), static_cast<size_t>(bytes)}));
+    return {ring.first, ring.next, std::move(layers)};
 }
 
 void bind_settings(nb::module_& m) {
@@ -284,7 +296,7 @@ void bind_handle(nb::module_& m) {
         .def("propose", &run_propose, "anchor"_a)
         .def("verify", &run_verify, "tokens"_a, "keep"_a)
         .def("context_rows", &context_rows)
-        .def_prop_ro("length", [](const Handle& h) { return h.engine.target.length; })
+        .def_prop_ro("length", [](Handle& h) { return alone(h, [](Engine& e) { return e.target.length; }); })
         .def_prop_ro("max_context", [](const Handle& h) { return h.engine.target.max_context; })
         .def_prop_ro("isa", [](const Handle& h) { return std::string(h.engine.backend.ops->name); })
         .def_prop_ro("ring_cap", [](const Handle& h) { return h.draft().ring.cap; })

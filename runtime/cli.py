@@ -65,7 +65,19 @@ class Request:
                 "--max-loss is not a percentage", found=self.max_loss, expected="0 to 100"
             )
         if self.out:
-            check_output(self.out, overwrite=self.overwrite, inputs=[self.draft, self.target])
+            check_output(self.out, overwrite=self.overwrite, inputs=self.inputs())
+        if self.update_reference and self.reference:
+            reference = files.find(self.reference, "references", ".json")
+            check_output(reference, overwrite=True, inputs=self.models_and_prompts())
+
+    def models_and_prompts(self) -> list[Path]:
+        """The files that a run reads whatever it is judged by."""
+        return [self.draft, self.target, files.find(self.prompts, "prompts", ".jsonl")]
+
+    def inputs(self) -> list[Path]:
+        """The files that --out must not replace: what the run reads, and the reference."""
+        found = [files.find(self.reference, "references", ".json")] if self.reference else []
+        return self.models_and_prompts() + found
 
 
 def choice(*values: str) -> click.Choice[str]:
@@ -96,7 +108,10 @@ FILE = click.Path(path_type=Path)
     "--kv", type=choice("ring", "full"), default="ring", show_default=True, help="Draft KV cache."
 )
 @click.option(
-    "--ring", type=click.IntRange(0), default=0, help="Rows of the ring; 0: max(2048, window)."
+    "--ring",
+    type=click.IntRange(0, 1 << 24),
+    default=0,
+    help="Rows of the ring; 0: max(2048, window).",
 )
 @click.option(
     "--kv-type",
@@ -147,10 +162,12 @@ def validate(request: Request) -> Verdict:
     record = run(request, prompts, reference)
     verdict = judge(record, reference, rules(request))
     if request.out:
-        files.write_text(request.out, record.to_json(), overwrite=request.overwrite)
+        files.write_text(
+            request.out, record.to_json(), overwrite=request.overwrite, inputs=request.inputs()
+        )
     if path and request.update_reference and verdict.exit_code == 0:
         files.write_text(
-            path, record.to_json(), overwrite=True, inputs=[request.draft, request.target]
+            path, record.to_json(), overwrite=True, inputs=request.models_and_prompts()
         )
     if request.as_json:
         click.echo(

@@ -161,11 +161,11 @@ class Mismatch:
 
     id: str
     round: int
-    """0-based among rounds with d >= 1; -1: the first token, chosen by the prefill."""
+    """0-based among rounds with d >= 1; -1: the first token, chosen by the prefill; the number of rounds: behind them."""
     expected: tuple[int, int] | None
     actual: tuple[int, int] | None
     margin: float | None
-    """Margin of the reference's closest decision in that round."""
+    """Margin of the reference's closest decision in that round; None where it is not recorded."""
 
 
 def exact(record: Record, reference: Record, notes: tuple[str, ...] = ()) -> Verdict:
@@ -204,11 +204,14 @@ def exact(record: Record, reference: Record, notes: tuple[str, ...] = ()) -> Ver
 
 
 def first_mismatch(ours: PromptRun, theirs: PromptRun) -> Mismatch | None:
-    """Where the two runs of one prompt part, by round lengths and by emitted tokens; None if they do not."""
+    """Where the two runs of one prompt part, by round lengths, tokens and stop; None if they do not."""
 
     def mismatch(index: int) -> Mismatch:
         pick = [r[index] if 0 <= index < len(r) else None for r in (theirs.rounds, ours.rounds)]
-        margin = theirs.margins[min(index + 1, len(theirs.margins) - 1)] if theirs.margins else None
+        known = (
+            theirs.margins if index < len(theirs.rounds) else None
+        )  # none is kept behind the last round
+        margin = known[index + 1] if known else None
         return Mismatch(ours.id, index, pick[0], pick[1], margin)
 
     if ours.new_tokens[:1] != theirs.new_tokens[:1]:
@@ -221,7 +224,8 @@ def first_mismatch(ours: PromptRun, theirs: PromptRun) -> Mismatch | None:
         if ours.new_tokens[emitted:end] != theirs.new_tokens[emitted:end]:
             return mismatch(i)
         emitted = end
-    return mismatch(len(theirs.rounds)) if len(ours.rounds) > len(theirs.rounds) else None
+    ends = [(len(r.rounds), r.new_tokens[emitted:], r.stop) for r in (ours, theirs)]
+    return mismatch(len(theirs.rounds)) if ends[0] != ends[1] else None
 
 
 # --- another copy, or another draft: what is lost ----------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dflash_gguf import _native
-from dflash_gguf.convert.errors import InputError, UsageError
+from dflash_gguf.convert.errors import EnvironmentFault, InputError, UsageError
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.target import target_from_gguf
 from dflash_gguf.runtime.engine import Engine, native_file, run_config, target_config
@@ -115,10 +118,71 @@ def test_a_tensor_outside_the_file_is_refused(tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_meant_are_usage_errors(tmp_path: Path) -> None:
     """A ring below a block, no threads, an unknown word, a token outside the vocabulary, an empty prompt."""
-    for options in ({"ring": 3}, {"threads": 0}, {"kv": "half"}, {"micro_batch": 0}):
+    for options in (
+        {"ring": 3},
+        {"ring": -1},
+        {"ring": 1 << 57},
+        {"ring": (1 << 63) - 1},
+        {"threads": 0},
+        {"kv": "half"},
+        {"micro_batch": 0},
+    ):
         with pytest.raises(UsageError):
             open_pair(tmp_path, V1, **options)
     engine = open_pair(tmp_path, V1)
     for prompt in ([], [100], [-1]):
         with pytest.raises(UsageError):
             engine.generate(prompt, 3)
+
+
+def test_a_rewind_to_before_the_start_is_a_usage_error(tmp_path: Path) -> None:
+    """A negative length changes nothing; 0 and a length beyond the end are fine."""
+    native = open_pair(tmp_path, V1).native
+    native.extend([1, 2, 3])
+    with pytest.raises(UsageError):
+        native.rewind(-1)
+    assert 3 == native.length
+    for length, left in ((9, 3), (0, 0)):
+        native.rewind(length)
+        assert left == native.length
+
+
+def test_a_file_whose_name_is_no_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    """What the native side refuses names the file as os.fsdecode does."""
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
+    write_gguf(path, "qwen3", geometry(SIZES) | {"rope.dimension_count": 7}, weights_of(SIZES))
+
+    with pytest.raises(InputError) as caught:
+        Engine(path, options=EXACT)
+
+    assert str(path) in str(caught.value.where)
+
+
+THREADLESS = """
+import resource, sys
+from pathlib import Path
+from dflash_gguf.convert.errors import DflashError
+from dflash_gguf.runtime.engine import Engine, EngineOptions
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+room = pages * resource.getpagesize() + (256 << 20)
+resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, 8 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+try:
+    Engine(sys.argv[1], options=EngineOptions(threads=1024))
+except DflashError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+"""256 MiB of addresses, where 1023 stacks need more."""
+
+
+def test_threads_that_the_machine_refuses_are_an_error_not_an_abort(tmp_path: Path) -> None:
+    """Those already started are ended, and the environment's exit code comes out."""
+    write_target(tmp_path / "t.gguf")
+
+    done = subprocess.run(
+        [sys.executable, "-c", THREADLESS, tmp_path / "t.gguf"], capture_output=True, text=True
+    )
+
+    assert (EnvironmentFault.exit_code, "") == (done.returncode, done.stderr)
+    assert "thread" in done.stdout

@@ -248,6 +248,20 @@ def test_a_differing_token_is_a_differing_round() -> None:
     assert FAIL == judge(replace(record, runs=runs), reference).word
 
 
+@pytest.mark.parametrize("change", [{"new_tokens": (0, 1, 2, 3, 4, 9)}, {"stop": "eos"}])
+def test_what_follows_the_last_round_must_be_equal_too(change: dict[str, Any]) -> None:
+    """A last token decoded without a draft, or another stop, parts two runs whose rounds all agree."""
+    runs = [make_run(f"p{'x' * i}", [(3, 3)], new_tokens=tuple(range(6))) for i in range(9)]
+    other = [*runs[:4], replace(runs[4], **change), *runs[5:]]
+    reference = make_record(with_margins(runs, 0.5), subject=SAME)
+
+    verdict = judge(make_record(other, subject=SAME), reference)
+
+    assert PASS == judge(make_record(runs, subject=SAME), reference).word
+    assert FAIL == verdict.word
+    assert "pxxxx, round 1" in verdict.reasons[0]
+
+
 def test_a_spec_that_differs_is_noted_beside_the_verdict() -> None:
     """Another RoPE base is not a condition but a suspect."""
     runs = drawn_runs(0.7)

@@ -24,8 +24,6 @@ from dflash_gguf.runtime.prompts import read_prompts
 from dflash_gguf.runtime.tokenizer import target_ids
 from llama_client import Completion, LlamaCrashed, LlamaServer
 
-pytest.importorskip("xllamacpp", reason="the client that this is about")
-
 ROOT = Path(__file__).parent.parent
 PAIR = ROOT / "examples" / "pair"
 TARGET = PAIR / "Pair-Target-BF16.gguf"

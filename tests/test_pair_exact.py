@@ -11,7 +11,7 @@ import pytest
 import tiny_pair  # noqa: F401 - one torch thread
 import torch
 from dflash_gguf.runtime.engine import Engine, EngineOptions
-from dflash_gguf.runtime.gate import PASS, TIE_BANDS, exact
+from dflash_gguf.runtime.gate import PASS, TIE_BANDS, exact, first_mismatch
 from dflash_gguf.runtime.oracle import speculate
 from dflash_gguf.runtime.oracle_model import Draft, Target, Text
 from dflash_gguf.runtime.prompts import read_prompts
@@ -70,7 +70,6 @@ def test_every_round_of_every_prompt_is_the_references(variant: Variant, kv_type
 
     assert (PASS, ()) == (verdict.word, tuple(verdict.figures["faults"]))
     assert verdict.figures["ties"] <= len(expected) // 8
-    assert [r.stop for r in expected] == [r.stop for r in actual] or verdict.figures["ties"]
 
 
 def test_the_reference_reaches_beyond_twice_the_window() -> None:
@@ -120,20 +119,18 @@ def test_logits_features_and_proposals_agree(variant: Variant) -> None:
 
 
 SMALL = {"RMS epsilon 1e-5 for 1e-6", "features through BF16"}
-"""What may move no round of the whole set; test_engine_oracle.py sees it in the logits."""
+"""What may move no round of the whole set, so not asked here; test_engine_oracle.py sees it in the logits."""
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [(n, v) for n, f in FAULTS.items() for v in f.variants]
+    ("name", "variant"), [(n, v) for n, f in FAULTS.items() if n not in SMALL for v in f.variants]
 )
 def test_a_seeded_fault_parts_from_the_recorded_rounds(name: str, variant: Variant) -> None:
     """With the fault some prompt has another round than recorded, which is the engine's (the first test)."""
     wrong = FAULTS[name].seed(Draft.read(PAIR / f"draft-{variant}", target()))
     runs = sorted(reference(variant).runs, key=lambda run: -run.prompt_tokens)
 
-    parted = any(tuple(speculate(wrong, text(run.id), 7)[0]) != run.rounds for run in runs)
-
-    assert parted or name in SMALL
+    assert any(tuple(speculate(wrong, text(run.id), 7)[0]) != run.rounds for run in runs)
 
 
 def test_without_a_fault_the_oracle_gives_the_recorded_rounds() -> None:
@@ -141,6 +138,7 @@ def test_without_a_fault_the_oracle_gives_the_recorded_rounds() -> None:
     for variant in ("v1", "v2"):
         draft = Draft.read(PAIR / f"draft-{variant}", target())
         for run in reference(variant).runs[::8]:
-            rounds, margins = speculate(draft, text(run.id), 7)
+            again = replace(run, rounds=tuple(speculate(draft, text(run.id), 7)[0]))
+            parted = first_mismatch(again, run)
 
-            assert tuple(rounds) == run.rounds or min(margins) < TIE_BANDS["f32"]
+            assert parted is None or (parted.margin or 0) < TIE_BANDS["f32"]

@@ -272,6 +272,9 @@ CONFLICTS = {
     "loss below zero": ("--max-loss", "-1"),
     "loss above all": ("--max-loss", "101"),
     "loss NaN": ("--max-loss", "nan"),
+    "ring beyond reason": ("--ring", str(1 << 57)),
+    "ring beyond 63 bits": ("--ring", str((1 << 63) - 1)),
+    "ring beyond 64 bits": ("--ring", "99999999999999999999"),
     "threads 0": ("--threads", "0"),
     "threads a word": ("--threads", "abc"),
     "threads beyond reason": ("--threads", "1000000000"),
@@ -310,6 +313,30 @@ def test_an_existing_record_is_kept_unless_overwrite_is_asked_for(
     before = (tiny / "draft.gguf").read_bytes()
     assert 2 == on_tiny(tiny, "--out", tiny / "draft.gguf", "--overwrite").exit_code
     assert before == (tiny / "draft.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("option", ["--out", "--reference"])
+def test_no_output_replaces_the_prompt_set(tiny: Path, option: str) -> None:
+    """--out with --overwrite and --update-reference refuse the prompts: exit 2, the set as it was."""
+    prompts = tiny / "set.jsonl"
+    before = prompts.read_bytes()
+    way = "--overwrite" if option == "--out" else "--update-reference"
+
+    assert (2, before) == (on_tiny(tiny, option, prompts, way).exit_code, prompts.read_bytes())
+
+
+@pytest.mark.parametrize("update", [(), ("--update-reference",)])
+def test_the_record_does_not_replace_the_reference(
+    tiny: Path, tmp_path: Path, update: tuple[str, ...]
+) -> None:
+    """One file cannot be both the record of this run and what it is judged by."""
+    reference = tmp_path / "ref.json"
+    on_tiny(tiny, "--out", reference)
+    before = reference.read_bytes()
+
+    done = on_tiny(tiny, "--out", reference, "--overwrite", "--reference", reference, *update)
+
+    assert (2, before) == (done.exit_code, reference.read_bytes())
 
 
 def test_a_record_names_what_ran_and_no_place(tiny: Path, tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 #include "cpu/pool.hpp"
 
+#include <string>
+#include <system_error>
+
+#include "engine/error.hpp"
+
 namespace dflash {
 
 namespace {
@@ -19,10 +24,23 @@ constexpr uint64_t total_of(uint64_t ticket) { return ticket >> 32; }
 }  // namespace
 
 Pool::Pool(int threads) {
-    for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+    workers_.reserve(static_cast<size_t>(threads));
+    try {
+        for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+    } catch (const std::system_error& error) {
+        const size_t started = workers_.size();
+        finish();  // no destructor runs for an object that was not made, and a thread must be joined
+        throw Fault{.kind = FaultKind::Environment,
+                    .what = std::string("a thread could not be started: ") + error.what(),
+                    .found = std::to_string(started) + " started",
+                    .expected = std::to_string(threads - 1),
+                    .fix = "ask for fewer threads"};
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { finish(); }
+
+void Pool::finish() {
     stop_.store(true);
     epoch_.fetch_add(1);
     epoch_.notify_all();

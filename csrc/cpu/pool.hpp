@@ -35,6 +35,7 @@ class Pool {
     void share(int64_t count, Call call, const void* body);
     bool take(int thread);  // does one chunk; false when none is left
     void work(int thread);
+    void finish();  // ends and joins the workers
 
     // Chunks of the current job: total in the high half, next free in the low half. A thread may read the job only
     // while it holds a chunk, and run() returns only when every chunk is done, so the job never changes under it.

@@ -16,6 +16,8 @@ void check_run(const RunConfig& run) {
         refuse("the micro-batch is not usable", "micro_batch = " + std::to_string(run.micro_batch), "1 to 4096 rows");
     if (run.max_context < 0 || run.max_context > (int64_t{1} << 24))
         refuse("the context is not usable", "max_context = " + std::to_string(run.max_context), "0 to 2^24 positions");
+    if (run.ring < 0 || run.ring > (int64_t{1} << 24))
+        refuse("the ring is not usable", "ring = " + std::to_string(run.ring), "0 to 2^24 rows");
 }
 
 void check_pair(const ModelFile& draft, const TargetConfig& t, const DraftConfig& d) {
@@ -148,6 +150,11 @@ void commit(Engine& e, int64_t rows, bool feed) {
 }
 
 void rewind(Engine& e, int64_t length) {
+    if (length < 0)
+        throw Fault{.kind = FaultKind::Usage,
+                    .what = "a sequence cannot be rewound to before its start",
+                    .found = "length = " + std::to_string(length),
+                    .expected = "0 or more"};
     e.target.length = std::min(e.target.length, length);
     if (e.draft) ring_rewind(e.draft->ring, length);
 }

@@ -36,11 +36,18 @@ Activations make_activations(const LayerDims& d, int64_t rows) {
 }
 
 KvCache make_kv_cache(int64_t layers, KvType type, int64_t width, int64_t cap, int64_t total_rows) {
+    int64_t bytes = 0;
+    if (__builtin_mul_overflow(total_rows, width, &bytes) || __builtin_mul_overflow(bytes, kv_bytes(type), &bytes))
+        throw Fault{.kind = FaultKind::Environment,
+                    .what = "a K/V cache would be larger than any memory",
+                    .found = std::to_string(total_rows) + " rows of " + std::to_string(width) + " values",
+                    .expected = "fewer than 2^63 bytes",
+                    .fix = "lower the maximum context or the ring"};
     KvCache cache;
     cache.shape = KvRows{.data = nullptr, .type = type, .width = width, .cap = cap, .block_row = cap};
     for (int64_t l = 0; l < layers; ++l) {
-        cache.k.emplace_back(total_rows * width * kv_bytes(type));
-        cache.v.emplace_back(total_rows * width * kv_bytes(type));
+        cache.k.emplace_back(bytes);
+        cache.v.emplace_back(bytes);
     }
     return cache;
 }
