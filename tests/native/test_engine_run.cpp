@@ -159,6 +159,22 @@ void refuse_bad_tables(const ModelFile& target) {
     expect(damaged([](TensorInfo& t) { t.name = "token_embd.weight"; }), "a name that appears twice");
 }
 
+// Rows come from a file's window or context, so their product with a row's bytes is checked: a wrapped one would be small.
+void refuse_a_cache_that_wraps() {
+    const auto refused = [](int64_t width, int64_t rows) {
+        try {
+            make_kv_cache(1, KvType::F32, width, rows, rows);
+        } catch (const Fault& f) {
+            return f.kind == FaultKind::Environment && f.found.find(std::to_string(rows)) == 0;
+        }
+        return false;
+    };
+    expect(refused(32, int64_t{1} << 57), "a cache of 2^64 bytes");
+    expect(refused(int64_t{1} << 31, int64_t{1} << 31), "a cache of 2^64 bytes of wide rows");
+    expect(refused(int64_t{1} << 31, int64_t{1} << 32), "a cache whose values wrap before its bytes do");
+    expect(!refused(32, 64), "a small cache");
+}
+
 }  // namespace
 
 int main() {
@@ -168,6 +184,7 @@ int main() {
     write_draft(draft);
     generate_with_and_without(target.file, draft.file);
     refuse_bad_tables(target.file);
+    refuse_a_cache_that_wraps();
     std::printf("%d failures\n", failures);
     return failures != 0;
 }
