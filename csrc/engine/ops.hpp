@@ -3,7 +3,7 @@
 // Contract (docs/numerics.md): activations are F32; the order of every floating-point reduction is fixed, so a row's
 // result does not depend on the other rows of the call, on threads, or on the instruction set. Buffers are row-major
 // with rows of the stated width and no padding; inputs and outputs do not alias unless it says "in place".
-// Nothing here allocates or throws: the caller has checked shapes.
+// Nothing here checks: the caller has checked shapes. Only the scratch of the context allocates, where it grows.
 #pragma once
 
 #include <cstdint>

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import xllamacpp
 from dflash_gguf.quantize import quantize_rows
 from dflash_gguf.quantize.qtypes import BY_NAME, QUANTISED
 
@@ -17,7 +18,6 @@ from dflash_gguf.quantize.qtypes import BY_NAME, QUANTISED
 @cache
 def ggml() -> ctypes.CDLL:
     """The library, if it exports its quantiser."""
-    xllamacpp = pytest.importorskip("xllamacpp")
     library = ctypes.CDLL(
         next(str(p) for p in Path(xllamacpp.__file__).parent.glob("xllamacpp*.so"))
     )
