@@ -18,7 +18,7 @@ from .errors import InputError
 from .fields import Field
 from .ggml import FLOATS
 from .gguf import GgufFile, read_gguf
-from .gguf_dialects import read_spec, spelling, torch_shapes
+from .gguf_dialects import field_sources, read_spec, spelling, torch_shapes
 from .names import ANY, Match, generic, lookup, match
 from .places import config_fields
 from .plan import Span, source_type
@@ -143,13 +143,14 @@ def draft_from_gguf(
         spans, file = turn_fc(spans, file, column, fc)
     shapes = torch_shapes(file)
     if config is None:
-        spec = read_spec(file, given, column)
+        spec, sources = read_spec(file, given, column), field_sources(file, given)
     else:
-        spec = spec_from_config(
-            Section(read_json(config), config), checkpoint_shapes(shapes, column), given
-        )
+        section = Section(read_json(config), config)
+        spec = spec_from_config(section, checkpoint_shapes(shapes, column), given)
+        places = config_fields(section, given)[1]
+        sources = {k: v if v == "option" else f"{config.name}: {v}" for k, v in places.items() if v}
     return Draft(
-        file.path, column, spec, tuple(match(spec, shapes, column, file.path)), spans, dict.fromkeys(given, "option"),
+        file.path, column, spec, tuple(match(spec, shapes, column, file.path)), spans, sources,
         tokenizer_fields(file.fields, file.path), facts_of(file), ({"name": file.path.name, "bytes": file.size},),
         file,
     )  # fmt: skip

@@ -176,16 +176,29 @@ def vocabulary(file: GgufFile, shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 def read_key(file: GgufFile, name: str) -> Any:
     """The value of a field, None where no key has it; refused where two keys differ."""
-    method, rest = KEYS[name]
-    read: Callable[[str], Any] = getattr(Questions(file.fields, file.path), method)
-    names = (*spellings(rest, file.architecture), *ALSO.get(name, ()))
-    values = {key: value for key in names if (value := read(key)) is not None}
+    read: Callable[[str], Any] = getattr(Questions(file.fields, file.path), KEYS[name][0])
+    keys = keys_of(name, file.architecture)
+    values = {key: value for key in keys if (value := read(key)) is not None}
     if len(set(values.values())) > 1:
         raise InputError(
             "two keys contradict each other", found=", ".join(f"{k} = {v}" for k, v in values.items()), where=file.path,
             expected="equal values", fix=f"dflash-convert with {OPTIONS[name]}" if name in OPTIONS else "",
         )  # fmt: skip
     return next(iter(values.values()), None)
+
+
+def field_sources(file: GgufFile, given: Mapping[str, Any]) -> dict[str, str]:
+    """Field to the keys of the file that hold it, or `option` where it is given; a field that is nowhere is left out."""
+    found = {
+        name: ", ".join(key for key in keys_of(name, file.architecture) if key in file.fields)
+        for name in KEYS
+    }
+    return {name: keys for name, keys in found.items() if keys} | dict.fromkeys(given, "option")
+
+
+def keys_of(name: str, arch: str) -> tuple[str, ...]:
+    """Every key that may hold a field in a file of architecture `arch`."""
+    return (*spellings(KEYS[name][1], arch), *ALSO.get(name, ()))
 
 
 def need(found: Mapping[str, Any], name: str, file: GgufFile) -> Any:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
+from ..convert.console import HELP, PATH, SHARED, Command, options, progress_bar, result_json
 from ..convert.conversion import manifest_path
-from ..convert.errors import SCHEMA, InputError, UsageError, command_errors
+from ..convert.errors import InputError, UsageError, command_errors
+from ..convert.options import REVISION
 from ..convert.output import check_output
 from ..convert.signals import interruptible
 from .imatrix import Imatrix, merge, read_imatrix
@@ -28,7 +27,6 @@ from .writer import write_quantized
 
 MAX_THREADS = 256
 MAX_SCHEME_BYTES = 1 << 20
-PATH = click.Path(path_type=Path)
 WRITING = ("scheme", "tensor_types", "strict", "allow_requantize", "overwrite", "dry_run")
 """Options that have no meaning where nothing is written."""
 
@@ -68,17 +66,10 @@ def parse_overrides(given: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def progress_bar(total: int, *, quiet: bool) -> Any:
-    """A byte counter on stderr, silent where it would disturb."""
-    off = quiet or not sys.stderr.isatty()
-    return tqdm(
-        total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=off, leave=False
-    )  # fmt: skip
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("dflash-quantize", cls=Command, context_settings=HELP)
 @click.argument("source", type=PATH, required=False)
 @click.argument("output", type=PATH, required=False)
+@REVISION
 @click.option("--scheme", help="A scheme's name, or a .toml file of your own.")
 @click.option(
     "--target", type=PATH, help="The target; needed for a checkpoint that is not a GGUF yet."
@@ -113,12 +104,11 @@ def progress_bar(total: int, *, quiet: bool) -> Any:
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-@click.option("--quiet", is_flag=True, help="No progress and no notes on stderr.")
+@options(SHARED)
 def main(source: Path | None, output: Path | None, **given: Any) -> None:
     """Quantise a DFlash draft, or attest that a quantised one is what its source gives.
 
-    SOURCE is a canonical GGUF, a GGUF of another dialect, or (with --target) a checkpoint.
+    SOURCE is a canonical GGUF, a GGUF of another dialect, or (with --target) a checkpoint or a hub repository id.
 
     Example: dflash-quantize dflash-Qwen3.8-27B-BF16.gguf dflash-Qwen3.8-27B-Q4_MIX.gguf --scheme q4-mix
 
@@ -147,7 +137,7 @@ def quantize(source: Path | None, output: Path | None, given: dict[str, Any]) ->
     if not given["dry_run"]:
         check_output(output, overwrite=given["overwrite"], inputs=inputs)
     imatrix = read_imatrices(given["imatrices"])
-    draft = open_source(source, given["target"])
+    draft = open_source(source, given["target"], given["revision"], quiet=given["quiet"])
     plan = plan_quantization(
         draft, scheme, overrides, strict=given["strict"], allow_requantize=given["allow_requantize"]
     )  # fmt: skip
@@ -175,7 +165,7 @@ def attest(source: Path | None, output: Path | None, given: dict[str, Any]) -> N
             "--verify goes with --source, and with nothing that chooses types or writes", found=" ".join(f"--{n.replace('_', '-')}" for n in odd),
             expected="--verify OUT --source IN [--imatrix FILE]", fix="the types are those of OUT, and nothing is written",
         )  # fmt: skip
-    draft = open_source(origin, given["target"])
+    draft = open_source(origin, given["target"], given["revision"], quiet=given["quiet"])
     with progress_bar(sum(t.source.nbytes for t in draft.tensors), quiet=given["quiet"]) as bar:
         verdict = verify(
             path, draft, read_imatrices(given["imatrices"]), threads=given["threads"], progress=bar.update
@@ -199,6 +189,5 @@ def read_imatrices(paths: Sequence[Path]) -> Imatrix | None:
 def show(body: dict[str, Any] | str, name: str) -> None:
     """The result on stdout: one JSON object, or text."""
     if isinstance(body, dict):
-        head = {"schema": SCHEMA, "command": "dflash-quantize", "ok": True, "exit_code": 0}
-        body = json.dumps(head | {name: body}, indent=2, ensure_ascii=False)
+        body = result_json("dflash-quantize", {name: body})
     click.echo(body)

@@ -16,6 +16,7 @@ from ..convert.conversion import plan_conversion
 from ..convert.draft import read_draft
 from ..convert.errors import UsageError
 from ..convert.fields import Field
+from ..convert.hub import resolve
 from ..convert.plan import PlannedTensor, plan_tensors
 from ..convert.spec import DraftSpec
 from ..convert.target import read_target
@@ -38,13 +39,19 @@ class Source:
 
 
 def open_source(
-    path: str | os.PathLike[str], target: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    revision: str | None = None,
+    *,
+    quiet: bool = True,
 ) -> Source:
-    """The draft at `path`: a canonical GGUF, another dialect, a checkpoint folder or a .safetensors file.
+    """The draft at `path`: a canonical GGUF, another dialect, a checkpoint folder, a .safetensors file or a hub repository id.
 
-    Raises InputError where it is no sound draft, UsageError where a target is needed and missing, or given for nothing.
+    `revision` is the repository's. Raises InputError where it is no sound draft, UsageError where a target is needed and
+    missing, EnvironmentFault where the hub cannot be reached.
     """
-    draft = read_draft(path)
+    folder, commit = resolve(Path(path), revision, quiet=quiet)
+    draft = read_draft(folder)
     if draft.gguf is not None and draft.dialect == "gguf" and target is None:
         tensors = plan_tensors(draft.matches, draft.spans, "source", draft.spec.vocab_size)
         return Source(draft.path, draft.spec, draft.gguf.fields, tensors, draft.files, draft.paths)
@@ -54,6 +61,6 @@ def open_source(
             fix="name the target's GGUF or Hugging Face folder with --target",
         )  # fmt: skip
     goal = read_target(target) if target is not None else None
-    plan = plan_conversion(draft, goal, "source")
+    plan = plan_conversion(draft, goal, "source", revision=commit)
     paths = [*draft.paths, *([goal.path] if goal else [])]
     return Source(draft.path, plan.spec, plan.fields, plan.tensors, draft.files, paths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass, fields, replace
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
+from ..convert.console import HELP, PATH, SHARED, Command, options, progress_bar, result_json
 from ..convert.errors import UsageError, command_errors
 from ..convert.output import check_output
 from ..convert.signals import interruptible
@@ -85,13 +84,10 @@ def choice(*values: str) -> click.Choice[str]:
     return click.Choice(values)
 
 
-FILE = click.Path(path_type=Path)
-
-
-@click.command("dflash-validate", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("draft", type=FILE)
+@click.command("dflash-validate", cls=Command, context_settings=HELP)
+@click.argument("draft", type=PATH)
 @click.option(
-    "--target", type=FILE, required=True, help="GGUF of the target the draft was trained for."
+    "--target", type=PATH, required=True, help="GGUF of the target the draft was trained for."
 )
 @click.option(
     "--prompts", required=True, help="JSONL prompt set: a path or the name of a packaged set."
@@ -102,7 +98,7 @@ FILE = click.Path(path_type=Path)
     is_flag=True,
     help="Write this run to --reference instead of judging by it.",
 )
-@click.option("--out", type=FILE, help="Write the record here.")
+@click.option("--out", type=PATH, help="Write the record here.")
 @click.option("--overwrite", is_flag=True, help="Let --out replace a file.")
 @click.option(
     "--kv", type=choice("ring", "full"), default="ring", show_default=True, help="Draft KV cache."
@@ -137,16 +133,15 @@ FILE = click.Path(path_type=Path)
     show_default="cores",
     help="CPU threads.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--quiet", is_flag=True, help="No progress, no notes.")
-def main(**options: Any) -> None:
+@options(SHARED)
+def main(**values: Any) -> None:
     """Run DRAFT with its target over a prompt set, with and without drafting; count, compare, judge.
 
     The exit code is the verdict: 0 good, 4 worse than the reference or broken, 6 not comparable or not measured.
 
     Example: dflash-validate dflash-Pair-v1-Q8_0.gguf --target Pair-Target-BF16.gguf --prompts pair --reference pair-v1
     """
-    request = Request(**options)
+    request = Request(**values)
     with command_errors("dflash-validate", as_json=request.as_json), interruptible():
         verdict = validate(request)
     sys.exit(verdict.exit_code)
@@ -169,16 +164,13 @@ def validate(request: Request) -> Verdict:
         files.write_text(
             path, record.to_json(), overwrite=True, inputs=request.models_and_prompts()
         )
-    if request.as_json:
-        click.echo(
-            json.dumps(
-                report.as_json(record, verdict, request.reference or ""),
-                indent=2,
-                ensure_ascii=False,
-            )
-        )
-    else:
-        click.echo(report.as_text(record, verdict, request.reference or ""))
+    words = report.as_json if request.as_json else report.as_text
+    text = words(record, verdict, request.reference or "")
+    click.echo(
+        text
+        if isinstance(text, str)
+        else result_json("dflash-validate", text, code=verdict.exit_code)
+    )
     return verdict
 
 
@@ -214,13 +206,7 @@ def run(request: Request, prompts: tuple[Prompt, ...], reference: Record | None)
         context_length=target.context_length,
     )
     ids = target_ids(request.target, prompts, target.vocab_size, target.context_length)
-    silent = request.quiet or not sys.stderr.isatty()
-    bar = tqdm(
-        zip(prompts, ids, strict=True),
-        total=len(ids),
-        unit="prompt",
-        file=sys.stderr,
-        disable=silent,
-    )
+    both = zip(prompts, ids, strict=True)
+    bar = progress_bar(len(ids), quiet=request.quiet, unit="prompt", over=both)
     pairs = measure.run_pairs(engine, bar, limits)
     return measure.record_of(engine, pairs, limits, request.draft, request.target)

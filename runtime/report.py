@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ..convert.errors import SCHEMA, one_line
+from ..convert.errors import one_line
 from .gate import Verdict
 from .record import Record, Tally, Timings
 
@@ -57,13 +57,9 @@ def per_second(count: int, seconds: float) -> float | None:
 
 
 def as_json(record: Record, verdict: Verdict, reference: str) -> dict[str, Any]:
-    """The object that `--json` prints."""
+    """What `--json` prints below the head that all commands have."""
     first, t = record.first_difference, record.timings
     return {
-        "schema": SCHEMA,
-        "command": "dflash-validate",
-        "ok": verdict.exit_code == 0,
-        "exit_code": verdict.exit_code,
         "verdict": verdict.word,
         "reasons": list(verdict.reasons),
         "notes": list(verdict.notes),

@@ -12,9 +12,10 @@ from typing import Any
 import tiny
 from click.testing import CliRunner
 from dflash_gguf.convert import fields as f
-from dflash_gguf.convert.cli import inspect_main, main
+from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.gguf_writer import GgufOutput
+from dflash_gguf.convert.inspect_cli import main as inspect_main
 
 
 def text(value: bytes | str) -> bytes:

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 import tiny
 from click.testing import CliRunner, Result
-from dflash_gguf.convert.cli import inspect_main, main
+from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
 from dflash_gguf.convert.gguf import read_gguf
+from dflash_gguf.convert.inspect_cli import main as inspect_main
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ import pytest
 import tiny
 from click.testing import CliRunner, Result
 from dflash_gguf.convert import fields as f
-from dflash_gguf.convert.cli import inspect_main, main
+from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.errors import UsageError
 from dflash_gguf.convert.gguf_dialects import causality
+from dflash_gguf.convert.inspect_cli import main as inspect_main
 from dflash_gguf.convert.published import Published, by_name, published, recognise
 from dflash_gguf.convert.spec import Conv, DraftSpec, Selector
 from hostile import edited
