@@ -183,6 +183,22 @@ Tokens run_verify(Handle& h, const Tokens& tokens, int64_t keep) {
     return out;
 }
 
+// (tensor, sums of squared inputs [cols], rows) of every matrix of the draft that was used since `collect`.
+std::vector<std::tuple<std::string, Array<double>, int64_t>> collected(Handle& h) {
+    const std::vector<InputSquares> inputs = alone(h, [](Engine& e) {
+        if (!e.backend.collector)
+            throw Fault{.kind = FaultKind::Usage, .what = "nothing is collected", .fix = "call collect first"};
+        return e.backend.collector->seen();
+    });
+    std::vector<std::tuple<std::string, Array<double>, int64_t>> out;
+    for (const InputSquares& input : inputs) {
+        Buffer<double> sums(static_cast<int64_t>(input.sums.size()));
+        std::copy(input.sums.begin(), input.sums.end(), sums.data());
+        out.emplace_back(input.name, to_numpy(std::move(sums), {input.sums.size()}), input.rows);
+    }
+    return out;
+}
+
 // The draft's context as bytes: (first, next, [K and V of layer 0, 1, ...]), each [positions, row bytes] in
 // position order. For tests: two states are the same exactly when these are.
 std::tuple<int64_t, int64_t, std::vector<Array<uint8_t>>> context_rows(Handle& h) {
@@ -295,6 +311,8 @@ void bind_handle(nb::module_& m) {
         .def("rewind", [](Handle& h, int64_t length) { alone(h, [&](Engine& e) { rewind(e, length); }); }, "length"_a)
         .def("propose", &run_propose, "anchor"_a)
         .def("verify", &run_verify, "tokens"_a, "keep"_a)
+        .def("collect", [](Handle& h) { h.draft(); alone(h, [](Engine& e) { collect_inputs(e); }); })
+        .def("collected", &collected)
         .def("context_rows", &context_rows)
         .def_prop_ro("length", [](Handle& h) { return alone(h, [](Engine& e) { return e.target.length; }); })
         .def_prop_ro("max_context", [](const Handle& h) { return h.engine.target.max_context; })

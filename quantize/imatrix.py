@@ -18,7 +18,8 @@ import numpy.typing as npt
 from ..convert import fields as kinds
 from ..convert.errors import InputError, one_line
 from ..convert.gguf import GgufFile, read_gguf
-from ..convert.gguf_writer import GgufOutput
+from ..convert.gguf_writer import GgufLayout, GgufWriter
+from ..convert.output import OutputFile, OutputSet
 
 Floats = npt.NDArray[np.float32]
 
@@ -197,7 +198,15 @@ def from_legacy(path: Path) -> Imatrix:
 def write_imatrix(
     path: str | os.PathLike[str], matrix: Imatrix, *, overwrite: bool = False
 ) -> None:
-    """Write llama.cpp's GGUF format. Raises as `GgufOutput` does."""
+    """Write llama.cpp's GGUF format. Raises as `OutputSet` does."""
+    with OutputSet([path], overwrite=overwrite) as (file,):
+        fill_imatrix(file, matrix)
+
+
+def fill_imatrix(file: OutputFile, matrix: Imatrix) -> None:
+    """Write llama.cpp's GGUF format into an open output. Raises InputError where there is no tensor."""
+    if not matrix.sums:
+        raise InputError("an importance matrix of nothing", where=file.path, expected="tensors")
     fields = {
         "general.type": kinds.text("imatrix"),
         "imatrix.datasets": kinds.texts(matrix.datasets),
@@ -210,6 +219,7 @@ def write_imatrix(
         sums = matrix.sums[name]
         tensors += [(name + SUMS, 0, sums.shape[::-1]), (name + COUNTS, 0, (1, sums.shape[0]))]
         data |= {name + SUMS: sums, name + COUNTS: matrix.counts[name]}
-    with GgufOutput(path, fields, tensors, overwrite=overwrite) as writer:
-        for name, _, _ in tensors:
-            writer.write(name, np.ascontiguousarray(data[name], "<f4").tobytes())
+    writer = GgufWriter(file, GgufLayout(fields, tensors))
+    for name, _, _ in tensors:
+        writer.write(name, np.ascontiguousarray(data[name], "<f4").tobytes())
+    writer.finish()

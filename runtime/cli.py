@@ -12,11 +12,13 @@ import click
 
 from ..convert.console import HELP, PATH, SHARED, Command, options, progress_bar, result_json
 from ..convert.errors import UsageError, command_errors
-from ..convert.output import check_output
+from ..convert.output import OutputSet, check_output
 from ..convert.signals import interruptible
+from ..quantize.imatrix import Imatrix, fill_imatrix
 from . import files, measure, report
 from .engine import Engine, EngineOptions
 from .gate import Rules, Verdict, judge
+from .importance import importance_of
 from .prompts import Prompt, read_prompts
 from .record import Limits, Record, record_from_json
 from .tokenizer import target_ids
@@ -36,6 +38,7 @@ class Request:
     reference: str | None
     update_reference: bool
     out: Path | None
+    collect_imatrix: Path | None
     overwrite: bool
     kv: str
     ring: int
@@ -63,8 +66,10 @@ class Request:
             raise UsageError(
                 "--max-loss is not a percentage", found=self.max_loss, expected="0 to 100"
             )
-        if self.out:
-            check_output(self.out, overwrite=self.overwrite, inputs=self.inputs())
+        if self.out and self.collect_imatrix and same_place(self.out, self.collect_imatrix):
+            raise UsageError("two outputs have one name", found=self.out, expected="two files")
+        for path in self.outputs():
+            check_output(path, overwrite=self.overwrite, inputs=self.inputs())
         if self.update_reference and self.reference:
             reference = files.find(self.reference, "references", ".json")
             check_output(reference, overwrite=True, inputs=self.models_and_prompts())
@@ -73,8 +78,12 @@ class Request:
         """The files that a run reads whatever it is judged by."""
         return [self.draft, self.target, files.find(self.prompts, "prompts", ".jsonl")]
 
+    def outputs(self) -> list[Path]:
+        """The files that --overwrite is about."""
+        return [path for path in (self.out, self.collect_imatrix) if path]
+
     def inputs(self) -> list[Path]:
-        """The files that --out must not replace: what the run reads, and the reference."""
+        """The files that an output must not replace: what the run reads, and the reference."""
         found = [files.find(self.reference, "references", ".json")] if self.reference else []
         return self.models_and_prompts() + found
 
@@ -99,7 +108,8 @@ def choice(*values: str) -> click.Choice[str]:
     help="Write this run to --reference instead of judging by it.",
 )
 @click.option("--out", type=PATH, help="Write the record here.")
-@click.option("--overwrite", is_flag=True, help="Let --out replace a file.")
+@click.option("--collect-imatrix", type=PATH, help="Write an importance matrix of the draft here, for dflash-quantize --imatrix.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Let --out and --collect-imatrix replace a file.")
 @click.option(
     "--kv", type=choice("ring", "full"), default="ring", show_default=True, help="Draft KV cache."
 )
@@ -154,24 +164,38 @@ def validate(request: Request) -> Verdict:
     path = files.find(request.reference, "references", ".json") if request.reference else None
     judged = path is not None and not request.update_reference
     reference = read_reference(path, request.limit) if path and judged else None
-    record = run(request, prompts, reference)
+    record, matrix = run(request, prompts, reference)
     verdict = judge(record, reference, rules(request))
-    if request.out:
-        files.write_text(
-            request.out, record.to_json(), overwrite=request.overwrite, inputs=request.inputs()
-        )
+    write_outputs(request, record, matrix)
     if path and request.update_reference and verdict.exit_code == 0:
         files.write_text(
             path, record.to_json(), overwrite=True, inputs=request.models_and_prompts()
         )
     words = report.as_json if request.as_json else report.as_text
-    text = words(record, verdict, request.reference or "")
+    text = words(record, verdict, request.reference or "", matrix)
     click.echo(
         text
         if isinstance(text, str)
         else result_json("dflash-validate", text, code=verdict.exit_code)
     )
     return verdict
+
+
+def same_place(a: Path, b: Path) -> bool:
+    """Whether two names lead to one file, there or yet to be written."""
+    return a.resolve() == b.resolve()
+
+
+def write_outputs(request: Request, record: Record, matrix: Imatrix | None) -> None:
+    """The record and the importance matrix, where asked for: both appear, or neither."""
+    with OutputSet(
+        request.outputs(), overwrite=request.overwrite, inputs=request.inputs()
+    ) as opened:
+        for file in opened:
+            if matrix and file.path == request.collect_imatrix:
+                fill_imatrix(file, matrix)
+            else:
+                file.write(record.to_json().encode())
 
 
 def read_reference(path: Path, limit: int | None) -> Record:
@@ -187,8 +211,10 @@ def rules(request: Request) -> Rules:
     )
 
 
-def run(request: Request, prompts: tuple[Prompt, ...], reference: Record | None) -> Record:
-    """The record of the draft over `prompts`."""
+def run(
+    request: Request, prompts: tuple[Prompt, ...], reference: Record | None
+) -> tuple[Record, Imatrix | None]:
+    """The record of the draft over `prompts`, and what its matrices saw where that was asked for."""
     options = EngineOptions(
         **{
             f.name: getattr(request, f.name)
@@ -206,7 +232,11 @@ def run(request: Request, prompts: tuple[Prompt, ...], reference: Record | None)
         context_length=target.context_length,
     )
     ids = target_ids(request.target, prompts, target.vocab_size, target.context_length)
+    if request.collect_imatrix:
+        engine.collect_inputs()
     both = zip(prompts, ids, strict=True)
     bar = progress_bar(len(ids), quiet=request.quiet, unit="prompt", over=both)
     pairs = measure.run_pairs(engine, bar, limits)
-    return measure.record_of(engine, pairs, limits, request.draft, request.target)
+    record = measure.record_of(engine, pairs, limits, request.draft, request.target)
+    dataset = files.find(request.prompts, "prompts", ".jsonl").name
+    return record, importance_of(engine, dataset) if request.collect_imatrix else None

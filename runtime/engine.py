@@ -83,6 +83,16 @@ class Proposal:
     """(block_size, H), final-normed states."""
 
 
+@dataclass(frozen=True, slots=True)
+class InputSquares:
+    """What one matrix of the draft was multiplied with."""
+
+    sums: NDArray[np.float64]
+    """(columns,): sum of squares of each input column."""
+    rows: int
+    """Rows that were summed."""
+
+
 class Engine:
     """A target, perhaps a draft, and one sequence at a time.
 
@@ -174,6 +184,20 @@ class Engine:
         self.native.reset()
         self.native.extend(list(tokens[:-1]))
         return Proposal(*self.native.propose(tokens[-1]))
+
+    def collect_inputs(self) -> None:
+        """Count from now on, and from nothing, what every matrix of the draft is multiplied with.
+
+        Changes no result. Raises UsageError without a draft.
+        """
+        self.native.collect()
+
+    def collected(self) -> dict[str, InputSquares]:
+        """The inputs by tensor, in the order of the names, of the matrices that were used since `collect_inputs`.
+
+        Raises UsageError where that was not called.
+        """
+        return {name: InputSquares(sums, rows) for name, sums, rows in self.native.collected()}
 
 
 def native_file(file: GgufFile) -> tuple[bytes, list[tuple[str, int, list[int], int, int]]]:

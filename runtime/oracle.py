@@ -1,4 +1,4 @@
-"""The reference: an independent greedy speculative loop over the models of oracle_model.py.
+"""The reference: an independent greedy speculative loop over the models of oracle_target.py and oracle_draft.py.
 
 It uses that speculation is lossless: the target decodes once, and the draft then guesses along that text. So it
 has no verify batch, no rollback and no ring that could share a fault with the engine's. Every decision is recorded
@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from .oracle_model import Draft, Proposal, Text
+from .oracle_draft import Draft, Proposal
+from .oracle_target import Text
 from .record import Round
 
 

@@ -28,7 +28,8 @@ from .record import Conditions, Limits, PromptRun, Record, Subject, prompts_sha2
 from .tokenizer import target_ids
 
 if TYPE_CHECKING:
-    from .oracle_model import Draft, Target, Text
+    from .oracle_draft import Draft
+    from .oracle_target import Target, Text
 
 MARGIN_DIGITS = 4
 
@@ -201,7 +202,8 @@ def write_references(request: Request) -> None:
     """Decode every prompt once, let each draft guess along, write each draft's record."""
     import torch
 
-    from .oracle_model import Draft, Target
+    from .oracle_draft import Draft
+    from .oracle_target import Target
 
     torch.set_num_threads(request.threads)
     target, file = Target(request.target_hf), read_gguf(request.target_gguf)

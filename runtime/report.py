@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..convert.errors import one_line
+from ..quantize.imatrix import Imatrix
 from .gate import Verdict
 from .record import Record, Tally, Timings
 
@@ -56,8 +57,19 @@ def per_second(count: int, seconds: float) -> float | None:
     return count / seconds if seconds > 0 else None
 
 
-def as_json(record: Record, verdict: Verdict, reference: str) -> dict[str, Any]:
-    """What `--json` prints below the head that all commands have."""
+def imatrix_json(matrix: Imatrix) -> dict[str, Any]:
+    """What an importance matrix was made from."""
+    return {
+        "tensors": len(matrix.sums),
+        "blocks": matrix.chunk_count,
+        "rows": {name: int(count[0]) for name, count in matrix.counts.items()},
+    }
+
+
+def as_json(
+    record: Record, verdict: Verdict, reference: str, matrix: Imatrix | None = None
+) -> dict[str, Any]:
+    """What `--json` prints below the head that all commands have; `matrix` is what was collected."""
     first, t = record.first_difference, record.timings
     return {
         "verdict": verdict.word,
@@ -77,6 +89,7 @@ def as_json(record: Record, verdict: Verdict, reference: str) -> dict[str, Any]:
         "comparison": verdict.figures,
         "conditions": asdict(record.conditions),
         "subject": asdict(record.subject),
+        "imatrix": imatrix_json(matrix) if matrix else None,
     }
 
 
@@ -114,8 +127,8 @@ def speed_lines(record: Record, t: Timings) -> list[str]:
     ]
 
 
-def as_text(record: Record, verdict: Verdict, reference: str) -> str:
-    """What a terminal shows."""
+def as_text(record: Record, verdict: Verdict, reference: str, matrix: Imatrix | None = None) -> str:
+    """What a terminal shows; `matrix` is what was collected."""
     s = record.subject
     cache = f"ring of {s.ring} rows" if s.kv == "ring" else "full cache"
     first = record.first_difference
@@ -129,6 +142,8 @@ def as_text(record: Record, verdict: Verdict, reference: str) -> str:
     ]
     if record.timings:
         lines += speed_lines(record, record.timings)
+    if matrix:
+        lines.append(f"imatrix      {len(matrix.sums)} tensors, {matrix.chunk_count} blocks")
     lines += [
         "",
         table(record),

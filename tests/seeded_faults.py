@@ -15,7 +15,8 @@ import click
 import torch
 from dflash_gguf.runtime.gate import exact, first_mismatch, judge
 from dflash_gguf.runtime.oracle import speculate
-from dflash_gguf.runtime.oracle_model import Draft, Proposal, Target, Text, rms
+from dflash_gguf.runtime.oracle_draft import Draft, Proposal
+from dflash_gguf.runtime.oracle_target import Target, Text, rms
 from dflash_gguf.runtime.prompts import read_prompts
 from dflash_gguf.runtime.record import PromptRun, Record, prompts_sha256, record_from_json
 from dflash_gguf.runtime.tokenizer import target_ids

@@ -14,7 +14,8 @@ import tiny_pair
 import torch
 from dflash_gguf.runtime.engine import Engine, EngineOptions
 from dflash_gguf.runtime.oracle import speculate
-from dflash_gguf.runtime.oracle_model import Draft, Target
+from dflash_gguf.runtime.oracle_draft import Draft
+from dflash_gguf.runtime.oracle_target import Target
 from safetensors.torch import load_file, save_file
 from seeded_faults import FAULTS
 

@@ -8,7 +8,8 @@ import pytest
 import tiny_pair
 import torch
 from dflash_gguf.runtime.oracle import decision_margin, speculate
-from dflash_gguf.runtime.oracle_model import Draft, DraftConfig, Proposal, Target, Text, rope
+from dflash_gguf.runtime.oracle_draft import Draft, DraftConfig, Proposal
+from dflash_gguf.runtime.oracle_target import Target, Text, rope
 
 PROMPT = [5, 17, 42, 8, 3, 77, 21, 9, 64, 30, 12, 12, 50]
 CONFIGS = {"v1": tiny_pair.V1, "v2": tiny_pair.V2}

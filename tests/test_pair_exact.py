@@ -13,7 +13,8 @@ import torch
 from dflash_gguf.runtime.engine import Engine, EngineOptions
 from dflash_gguf.runtime.gate import PASS, TIE_BANDS, exact, first_mismatch
 from dflash_gguf.runtime.oracle import speculate
-from dflash_gguf.runtime.oracle_model import Draft, Target, Text
+from dflash_gguf.runtime.oracle_draft import Draft
+from dflash_gguf.runtime.oracle_target import Target, Text
 from dflash_gguf.runtime.prompts import read_prompts
 from dflash_gguf.runtime.record import PromptRun, Record, prompts_sha256, record_from_json
 from dflash_gguf.runtime.tokenizer import target_ids

@@ -77,15 +77,18 @@ class Pair:
         )
 
     def do_export(self) -> None:
-        """Write the pair in the published layouts, the GGUF and the prompt sets."""
+        """Write the pair in the published layouts, and the GGUF."""
         made = self.tokenizer()
         export.write_target(self.out / "target", self.target(), made)
         for name, shape in SHAPES.items():
             export.write_draft(self.out / name, self._load(Draft(Geometry(), shape), name))
         target_gguf.write(self.out / "target", self.out / GGUF_NAME)
+
+    def do_prompts(self) -> None:
+        """Write the prompt sets."""
         self.sets.mkdir(parents=True, exist_ok=True)
-        for name, lengths in {"pair": prompts.LONG_SET, "pair-smoke": prompts.SMOKE_SET}.items():
-            records = prompts.prompt_set(made, self.seed + len(lengths), lengths)
+        for name, (offset, lengths) in prompts.SETS.items():
+            records = prompts.prompt_set(self.tokenizer(), self.seed + offset, lengths)
             lines = [json.dumps(record, ensure_ascii=False) for record in records]
             (self.sets / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -109,11 +112,12 @@ class Pair:
             "draft-v1": lambda: self.do_draft("draft-v1"),
             "draft-v2": lambda: self.do_draft("draft-v2"),
             "export": self.do_export,
+            "prompts": self.do_prompts,
             "evaluate": self.do_evaluate,
         }
 
 
-STAGES = ("tokenizer", "target", "texts", "draft-v1", "draft-v2", "export", "evaluate")
+STAGES = ("tokenizer", "target", "texts", "draft-v1", "draft-v2", "export", "prompts", "evaluate")
 
 
 @click.command(epilog="Example: train_pair.py --out examples/pair --work /tmp/pair --seed 0")

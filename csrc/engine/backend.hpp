@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "engine/collector.hpp"
 #include "engine/error.hpp"
 #include "engine/ops.hpp"
 
@@ -18,6 +19,7 @@ struct FreeContext {
 struct Backend {
     const Ops* ops = nullptr;
     std::unique_ptr<Context, FreeContext> context;
+    std::unique_ptr<Collector> collector;  // null: nothing is counted
     Context& ctx() const { return *context; }
 };
 
@@ -29,13 +31,21 @@ inline Backend make_backend(const std::string& isa, int threads) {
                     .found = "isa = " + isa,
                     .expected = "auto, scalar, avx2 or avx512, as the machine has it",
                     .fix = "use isa = auto"};
-    return {ops, std::unique_ptr<Context, FreeContext>(make_context(threads))};
+    return {ops, std::unique_ptr<Context, FreeContext>(make_context(threads)), nullptr};
 }
 
-// ys[k] = ws[k] * x for n rows: a matmul whose lists are written out at the call.
+// ys[k] = ws[k] * x for n rows: every matmul of a forward pass goes through here.
+inline void project(const Backend& b, std::span<const Matrix> ws, const float* x, int64_t n,
+                    std::span<float* const> ys) {
+    if (b.collector)
+        for (const Matrix& w : ws) b.collector->see(w, x, n);
+    b.ops->matmul(b.ctx(), ws, x, n, ys);
+}
+
+// The same, its lists written out at the call.
 inline void project(const Backend& b, std::initializer_list<Matrix> ws, const float* x, int64_t n,
                     std::initializer_list<float*> ys) {
-    b.ops->matmul(b.ctx(), {ws.begin(), ws.size()}, x, n, {ys.begin(), ys.size()});
+    project(b, std::span(ws.begin(), ws.size()), x, n, std::span(ys.begin(), ys.size()));
 }
 
 }  // namespace dflash

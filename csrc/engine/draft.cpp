@@ -96,7 +96,7 @@ void append_piece(const Backend& b, Draft& d, const float* features, int64_t n) 
     const LayerDims& dims = d.config.dims;
     project(b, {d.fc}, features, n, {d.fused.data()});
     b.ops->rms_norm(b.ctx(), d.fused.data(), d.hidden_norm, dims.eps, n, dims.hidden, d.fused.data());
-    b.ops->matmul(b.ctx(), d.ctx_weights, d.fused.data(), n, d.ctx_out);
+    project(b, std::span<const Matrix>(d.ctx_weights), d.fused.data(), n, d.ctx_out);
     rotate_from(d, n);
     for (size_t r = 0; r < static_cast<size_t>(n); ++r) d.act.kv_rows[r] = ring_slot(d.ring, d.act.positions[r]);
     const std::span<const int64_t> slots(d.act.kv_rows.data(), static_cast<size_t>(n));

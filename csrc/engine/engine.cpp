@@ -77,6 +77,11 @@ Engine make_engine(const ModelFile& target, const TargetConfig& config, const Mo
     return e;
 }
 
+void collect_inputs(Engine& e) {
+    e.backend.collector = std::make_unique<Collector>();
+    for (const auto& [name, matrix] : e.draft->weights.matrices) e.backend.collector->watch(name, matrix);
+}
+
 void reset(Engine& e) {
     e.target.length = 0;
     if (e.draft) ring_reset(e.draft->ring);

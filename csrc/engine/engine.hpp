@@ -41,6 +41,9 @@ struct Choice {
     float margin = 0;
 };
 
+// Counts from now on, and from nothing, what every matrix of the draft is multiplied with, in e.backend.collector.
+void collect_inputs(Engine& e);
+
 // Forgets the sequence. Every request starts with it; a longer prompt alone would not show that the old one is gone.
 void reset(Engine& e);
 

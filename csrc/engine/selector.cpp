@@ -1,8 +1,25 @@
 #include "engine/selector.hpp"
 
 #include <cmath>
+#include <vector>
 
 namespace dflash {
+namespace {
+
+// The codebooks' inputs in the scores of one row. A score is the sum over r of before[r] * gate[r] * candidate[r]: what
+// multiplies a value of the successor's row is before * gate, and of the predecessor's gate * candidate.
+void collect_scores(Collector& collector, const Selector& s, const float* gate) {
+    const auto rank = static_cast<size_t>(s.rank);
+    std::vector<float> x(rank);
+    for (size_t r = 0; r < rank; ++r) x[r] = s.before.data()[r] * gate[r];
+    collector.see(s.successor, x.data(), 1);
+    for (int64_t j = 0; j < s.top_k; ++j) {
+        for (size_t r = 0; r < rank; ++r) x[r] = gate[r] * s.candidates.data()[static_cast<size_t>(j) * rank + r];
+        collector.see(s.predecessor, x.data(), 1);
+    }
+}
+
+}  // namespace
 
 Selector make_selector(Weights& w, int64_t hidden, int64_t vocab, int64_t rank, int64_t top_k,
                        int64_t rows) {
@@ -34,8 +51,9 @@ bool select_chain(const Backend& b, Selector& s, const float* hidden, const floa
             if (ids[j] < 0 || ids[j] >= vocab || !std::isfinite(values[j])) return false;
         b.ops->embed(b.ctx(), s.predecessor, {&before, 1}, 1.0F, s.before.data());
         b.ops->embed(b.ctx(), s.successor, {ids, k}, 1.0F, s.candidates.data());
-        b.ops->pair_score(b.ctx(), s.before.data(), s.gates.data() + i * s.rank, s.candidates.data(), s.top_k, s.rank,
+        b.ops->pair_score(b.ctx(), s.before.data(), s.gates.row(i, s.rank), s.candidates.data(), s.top_k, s.rank,
                           s.scores.data());
+        if (b.collector) collect_scores(*b.collector, s, s.gates.row(i, s.rank));
         size_t best = 0;
         for (size_t j = 0; j < k; ++j) {
             s.scores.data()[j] += values[j];

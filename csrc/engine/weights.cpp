@@ -111,9 +111,9 @@ bool has(const Weights& w, const std::string& name) { return w.tensors.contains(
 
 Matrix take_matrix(Weights& w, const std::string& name, int64_t cols, int64_t rows) {
     const TensorInfo& t = take(w, name, {cols, rows});
-    if (!computes_with(t.type))
-        return {reinterpret_cast<const std::byte*>(to_f32(w, t)), Type::F32, cols, rows};
-    return {w.file.bytes(t.offset, t.nbytes, name), static_cast<Type>(t.type), cols, rows};
+    Matrix m{w.file.bytes(t.offset, t.nbytes, name), static_cast<Type>(t.type), cols, rows};
+    if (!computes_with(t.type)) m = {reinterpret_cast<const std::byte*>(to_f32(w, t)), Type::F32, cols, rows};
+    return w.matrices[name] = m;
 }
 
 const float* take_floats(Weights& w, const std::string& name, const std::vector<int64_t>& shape) {

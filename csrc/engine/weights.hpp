@@ -26,6 +26,7 @@ struct Weights {
     Mapping file;
     std::map<std::string, TensorInfo> tensors;
     std::set<std::string> used;
+    std::map<std::string, Matrix> matrices;  // those that were taken
     std::vector<Buffer<float>> converted;  // what was turned into F32 at load
 };
 

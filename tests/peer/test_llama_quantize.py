@@ -12,7 +12,9 @@ from click.testing import CliRunner
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.quantize.cli import main
 from dflash_gguf.quantize.imatrix import Imatrix, write_imatrix
+from dflash_gguf.runtime.cli import main as validate
 from llama_quantize import find_llama_quantize
+from trained_pair import TARGET, draft_gguf
 
 SCHEMES = {
     "q8_0": "Q8_0",
@@ -53,6 +55,23 @@ def draft(
     return drafts.write_draft(folder / "draft.gguf", spec), folder / "i.gguf"
 
 
+def equal_files(theirs: Path, ours: Path) -> None:
+    """Same tensors in the same order, of the same types, with the same bytes; file_type and version too."""
+    a, b = read_gguf(theirs), read_gguf(ours)
+
+    assert [(t.name, t.type, t.shape) for t in a.tensors.values()] == [
+        (t.name, t.type, t.shape) for t in b.tensors.values()
+    ]
+    raw_a, raw_b = theirs.read_bytes(), ours.read_bytes()
+    for t in a.tensors.values():
+        u = b.tensors[t.name]
+        assert raw_a[t.offset : t.offset + t.nbytes] == raw_b[u.offset : u.offset + u.nbytes], (
+            t.name
+        )
+    for key in ("general.file_type", "general.quantization_version"):
+        assert a.kv[key] == b.kv[key]
+
+
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "imatrix"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_files_equal_llama_quantizes_tensor_by_tensor(
@@ -68,16 +87,28 @@ def test_files_equal_llama_quantizes_tensor_by_tensor(
     result = CliRunner().invoke(main, [str(source), str(ours), "--scheme", scheme, *more])
     assert 0 == result.exit_code, result.output
 
-    a, b = read_gguf(theirs), read_gguf(ours)
+    equal_files(theirs, ours)
 
-    assert [(t.name, t.type, t.shape) for t in a.tensors.values()] == [
-        (t.name, t.type, t.shape) for t in b.tensors.values()
-    ]
-    raw_a, raw_b = theirs.read_bytes(), ours.read_bytes()
-    for t in a.tensors.values():
-        u = b.tensors[t.name]
-        assert raw_a[t.offset : t.offset + t.nbytes] == raw_b[u.offset : u.offset + u.nbytes], (
-            t.name
-        )
-    for key in ("general.file_type", "general.quantization_version"):
-        assert a.kv[key] == b.kv[key]
+
+@pytest.mark.parametrize("scheme", ["q2_k", "q3_k_m"])
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+def test_a_matrix_collected_in_speculation_is_llama_quantizes_too(
+    tmp_path: Path, peer: Path, variant: str, scheme: str
+) -> None:
+    """What dflash-validate collects on the trained pair is read there, weighs every matrix, and gives the same file."""
+    source, imatrix = draft_gguf(variant), tmp_path / "i.gguf"
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    collected = CliRunner().invoke(validate, [str(a) for a in (source, "--target", TARGET, "--prompts", "pair-smoke", "--collect-imatrix", imatrix)])  # fmt: skip
+    assert 0 == collected.exit_code, collected.output
+    done = subprocess.run(
+        [peer, "--imatrix", str(imatrix), source, theirs, SCHEMES[scheme], "2"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    result = CliRunner().invoke(
+        main, [str(source), str(ours), "--scheme", scheme, "--imatrix", str(imatrix)]
+    )
+    assert 0 == result.exit_code, result.output
+
+    assert "pair-smoke.jsonl" in done.stdout + done.stderr
+    assert "did not find weights" not in done.stdout + done.stderr
+    equal_files(theirs, ours)

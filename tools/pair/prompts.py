@@ -8,6 +8,8 @@ from . import corpus
 
 LONG_SET = (24, 40, 64, 96, 160, 200, 240, 280)
 SMOKE_SET = (20, 32)
+SETS = {"pair": (8, LONG_SET), "pair-smoke": (2, SMOKE_SET), "pair-calibration": (100, LONG_SET)}
+"""Name of a set: what is added to the seed, and the lengths of its prompts in tokens."""
 TO_COME = 136  # tokens of the document that must be left, so that generation goes on naturally
 
 
