@@ -172,9 +172,16 @@ def behaviour(spec: DraftSpec, confidence: bool) -> dict[str, Field]:
     ):
         if value != neutral:
             fields[f"dflash.{key}"] = f32(value)
-    if spec.variant == "dspark":
+    if spec.variant in ("dspark", "domino"):
         fields["dflash.sample_from_anchor"] = boolean(spec.sample_from_anchor)
+    if spec.variant == "dspark":
         fields["dflash.has_confidence_head"] = boolean(confidence)
+    if spec.markov_head_type != "vanilla":
+        fields["dflash.markov_head_type"] = text(spec.markov_head_type)
+    if spec.domino:
+        fields["dflash.domino.gru_hidden_dim"] = u32(spec.domino.gru_hidden_dim)
+        fields["dflash.domino.emb_dim"] = u32(spec.domino.emb_dim)
+        fields["dflash.domino.pure_draft_prefix_len"] = u32(spec.domino.pure_draft_prefix_len)
     return fields
 
 

@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint on disk: its config and where each tensor's bytes lie. Lazy: no weights are read.
 
 A folder with one safetensors file, or with shards and their index; or a safetensors file with its config.json beside
-it. Code in the folder and `auto_map` are never looked at.
+it; and the heads beside them (`beside.py`). Code in the folder and `auto_map` are never looked at.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .beside import MaskEmbedding, is_head, read_heads, read_mask_embedding
 from .errors import InputError, one_line
 from .safetensors import SafetensorsFile, SourceTensor, read_safetensors
 from .strict_json import Section, read_json
@@ -26,6 +27,7 @@ class Checkpoint:
     config: Section
     files: tuple[SafetensorsFile, ...]
     tensors: dict[str, SourceTensor]
+    mask_embedding: MaskEmbedding | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -45,19 +47,20 @@ def open_checkpoint(
     config_path = Path(config) if config else inside(folder / "config.json", folder)
     section = Section(read_json(config_path), config_path)
     files = read_folder(path) if path.is_dir() else (read_safetensors(path),)
+    files += read_heads(folder, {file.path.name for file in files})
     tensors: dict[str, SourceTensor] = {}
     for file in files:
-        tensors |= file.tensors  # read_shards refused a tensor in two files
-    mask = folder / "mask_embedding.pt"
-    if mask.exists():
-        raise InputError(
-            "the draft brings its own embedding of the mask token, and no GGUF dialect has a place for one row",
-            found=mask.name, where=folder, expected="a draft whose mask token the target's embedding knows",
-        )  # fmt: skip
+        twice = sorted(tensors.keys() & file.tensors)  # read_shards refused one in two shards
+        if twice:
+            raise InputError(
+                "tensor is in two files", found=one_line(twice[0]), where=file.path, expected=f"only in {tensors[twice[0]].file.name}",
+                fix="remove the file that does not belong to the draft",
+            )  # fmt: skip
+        tensors |= file.tensors
     tensors = unfused(tensors, section)
     if not tensors:
         raise InputError("checkpoint has no tensors", where=path, expected="a draft's weights")
-    return Checkpoint(path, section, files, tensors)
+    return Checkpoint(path, section, files, tensors, read_mask_embedding(folder))
 
 
 def read_folder(folder: Path) -> tuple[SafetensorsFile, ...]:
@@ -72,7 +75,8 @@ def read_folder(folder: Path) -> tuple[SafetensorsFile, ...]:
         )
     if indexes:
         return read_shards(folder, indexes[0])
-    files = sorted(folder.glob("*.safetensors"))
+    found = sorted(folder.glob("*.safetensors"))
+    files = [file for file in found if not is_head(file)] or found
     if len(files) != 1:
         raise InputError(
             "folder has no safetensors file" if not files else "folder has several safetensors files and no index",

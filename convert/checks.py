@@ -18,6 +18,9 @@ VARIANTS = ("dflash1", "dflash2", "dspark", "domino")
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
+"""What turns a row of the first Markov table into one for the second: nothing, a gate, a recurrent state."""
+
 ROPE_SCALINGS = ("linear", "yarn")
 
 MAX_LAYERS = 512
@@ -70,13 +73,13 @@ def one_a_layer(field: str) -> Rule:
     )
 
 
-def only_in_dflash2(field: str) -> Rule:
-    """The field is there exactly in DFlash 2."""
+def only_in(variant: str, field: str) -> Rule:
+    """The field is there exactly in this variant."""
     return Rule(
         field,
         f"{field} and variant contradict each other",
-        lambda s: (getattr(s, field) is not None) == (s.variant == "dflash2"),
-        lambda s: f"{'present' if s.variant == 'dflash2' else 'absent'} in {s.variant}",
+        lambda s: (getattr(s, field) is not None) == (s.variant == variant),
+        lambda s: f"{'present' if s.variant == variant else 'absent'} in {s.variant}",
     )
 
 
@@ -135,7 +138,9 @@ RULES: tuple[Rule, ...] = (
          lambda s: 0 <= s.sliding_window <= MAX_SIZE and (s.sliding_window > 0) == any(s.sliding_layers),
          lambda s: f"a window exactly where a layer slides (pattern {list(s.sliding_layers)})"),
     Rule("variant", "variant is not known", lambda s: s.variant in VARIANTS, lambda _: " ".join(VARIANTS)),
-    *map(only_in_dflash2, ("conv", "selector")),
+    only_in("dflash2", "conv"),
+    only_in("dflash2", "selector"),
+    only_in("domino", "domino"),
     Rule("conv", "convolution is longer than the block",
          lambda s: not s.conv or 1 <= s.conv.kernel_size <= s.block_size,
          lambda s: f"kernel_size 1 to {s.block_size}"),
@@ -151,6 +156,13 @@ RULES: tuple[Rule, ...] = (
     Rule("markov_rank", "Markov rank and variant contradict each other",
          lambda s: 0 <= s.markov_rank < 2**20 and (s.markov_rank > 0) == (s.variant == "dspark"),
          lambda s: "1 to 2^20 - 1" if s.variant == "dspark" else f"0 in {s.variant}"),
+    Rule("markov_head_type", "Markov head is of a kind that is not known",
+         lambda s: s.markov_head_type in (MARKOV_HEADS if s.variant == "dspark" else ("vanilla",)),
+         lambda s: " ".join(MARKOV_HEADS) if s.variant == "dspark" else f"vanilla in {s.variant}"),
+    Rule("domino", "Domino head is not usable",
+         lambda s: not s.domino or (0 < s.domino.gru_hidden_dim < 2**20 and 0 < s.domino.emb_dim < 2**20
+                                    and 0 <= s.domino.pure_draft_prefix_len < s.block_size),
+         lambda s: f"widths 1 to 2^20 - 1, a prefix of 0 to {s.block_size - 1}"),
     Rule("draft_vocab_size", "reduced vocabulary is larger than the full one",
          lambda s: 0 <= s.draft_vocab_size <= s.vocab_size, lambda s: f"0 to {s.vocab_size}"),
 )

@@ -23,6 +23,7 @@ from .output import OutputSet
 from .plan import ConvertPlan, main_type, plan_tensors, weight_count
 from .spec import DraftSpec
 from .spelling import DIALECTS, spell_fields
+from .supplied import supplied
 from .target import Target
 from .transfer import Digest, Progress, check_fit, transfer
 
@@ -58,6 +59,7 @@ def plan_conversion(
     facts = facts_of_target(target) if target else draft.facts
     tokenizer = target.tokenizer_fields if target else draft.tokenizer
     column = DIALECTS[dialect]
+    draft = supplied(draft, target, column)
     if "tokenizer.ggml.tokens" not in tokenizer and column != "lucebox":
         raise UsageError(
             "the draft has no tokenizer, and no runtime of this dialect loads it without", where=draft.path,

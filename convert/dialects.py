@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import InputError
-from .gguf_dialects import OPTIONS, captured_width, causality, spec_from_gguf, variant_of
-from .names import lookup, plain, shorten
+from .gguf_dialects import OPTIONS, captured_width, causality, spec_from_gguf
+from .heads import head_fields, variant_of
+from .names import lookup, plain
 from .places import PLACES, config_fields
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
 from .strict_json import Section
@@ -48,12 +49,14 @@ def spec_from_config(
     fc = bare.get("fc.weight") or bare.get("encoder.fc.weight") or ()
     ids = captured_layers(values, fc, config)
     sliding, window = windows(values, config)
-    variant = variant_of(bare)
+    variant = variant_of(shapes)
     check_claims(values, bare, config)
-    markov = next(
-        (bare[name] for name in lookup("hf") if "markov_w1" in name and name in bare), (0, 0)
-    )
-    anchor = values["sample_from_anchor"]
+    check_reduced_vocabulary(values, bare, config)
+    rules = lookup("hf")
+    head = head_fields(
+        variant, {rules[name].gguf: shape for name, shape in bare.items() if name in rules}, values,
+        lambda name: need(values, name, config), config.where, lucebox="domino_gru.weight_ih_l0" in bare,
+    )  # fmt: skip
     return DraftSpec(
         variant=variant,
         **{name: need(values, name, config) for name in REQUIRED},
@@ -67,11 +70,7 @@ def spec_from_config(
         selector=part(values, "selector", Selector, config),
         rope_scaling=scaling(values, config),
         num_target_layers=values["num_target_layers"] or 0,
-        sample_from_anchor=variant == "dspark"
-        if anchor is None
-        else anchor and variant == "dspark",
-        draft_vocab_size=reduced_vocabulary(values, bare, config),
-        markov_rank=markov[-1],
+        **head,
         **{name: values[name] for name in NEUTRAL if values[name] is not None},
     )
 
@@ -120,28 +119,19 @@ def rotated(values: Mapping[str, Any], config: Section) -> int:
 
 
 def check_claims(values: Mapping[str, Any], shapes: Mapping[str, Any], config: Section) -> None:
-    """Flags that imply tensors are checked against the tensors; a head of another kind is refused."""
+    """Flags that imply tensors are checked against the tensors."""
     claims = (
         ("attention biases", config.flag("attention_bias"), "q_proj.bias"),
         ("a confidence head", values["confidence"], "confidence"),
+        ("a Domino head", values["projector_type"] == "domino", "gru"),
+        ("a Markov head", values["projector_type"] == "dspark", "markov"),
     )
     for what, claimed, mark in claims:
         if claimed and not any(mark in name for name in shapes):
             raise InputError(
                 f"config announces {what} that the tensors lack", found="true", where=config.where, expected=f"tensors named *{mark}*",
-                fix="download the checkpoint again",
+                fix="download the checkpoint again, with the files of its heads",
             )  # fmt: skip
-    if variant_of(shapes) == "domino":
-        raise InputError(
-            "a Domino draft cannot be converted: no runtime's file for its recurrent head is known",
-            found=shorten([n for n in shapes if "prefix_gru" in n or "embed_proj" in n]), where=config.where,
-            expected="a DFlash, DFlash 2 or DSpark draft",
-        )  # fmt: skip
-    if values["markov_head_type"] not in (None, "vanilla"):
-        raise InputError(
-            "Markov head is of a kind that no GGUF can carry", found=values["markov_head_type"],
-            where=f"{config.where}: markov_head_type", expected="vanilla",
-        )  # fmt: skip
 
 
 def causal_word(values: Mapping[str, Any], variant: str, config: Section) -> str:
@@ -158,17 +148,16 @@ def causal_word(values: Mapping[str, Any], variant: str, config: Section) -> str
     return "none" if two_sided else "sliding"
 
 
-def reduced_vocabulary(
+def check_reduced_vocabulary(
     values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], config: Section
-) -> int:
-    """Rows of a reduced head, 0 for the full vocabulary; the config and `d2t` must agree."""
+) -> None:
+    """The config's size of a reduced head and `d2t` must agree."""
     rows, said = shapes.get("d2t", (0,))[0], values["draft_vocab_size"]
     if said not in (None, rows) and not (rows == 0 and said == values["vocab_size"]):
         raise InputError(
             "reduced vocabulary contradicts d2t", found=f"draft_vocab_size = {said}, d2t has {rows} rows", where=config.where,
             expected="equal numbers",
         )  # fmt: skip
-    return rows
 
 
 def captured_layers(

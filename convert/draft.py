@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .beside import MaskEmbedding, check_mask_embedding
 from .canonical import TargetFacts
 from .checkpoint import Checkpoint, open_checkpoint
 from .dialects import spec_from_config
@@ -50,6 +51,8 @@ class Draft:
     """Name, bytes and header hash of every source file, for the manifest."""
     gguf: GgufFile | None = None
     """The file as it was read, where it is a GGUF."""
+    mask_embedding: MaskEmbedding | None = None
+    """The mask token's embedding, where the draft brings it (MiMo)."""
 
     @property
     def paths(self) -> list[Path]:
@@ -84,6 +87,7 @@ def draft_from_checkpoint(checkpoint: Checkpoint, given: Mapping[str, Any]) -> D
     values, sources = config_fields(checkpoint.config, given)
     spec = spec_from_config(checkpoint.config, checkpoint.shapes, given)
     matches = match(spec, checkpoint.shapes, "hf", checkpoint.path)
+    check_mask_embedding(checkpoint.mask_embedding, spec)
     used = {m.source for m in matches}
     spans = {name: span_of(t) for name, t in checkpoint.tensors.items() if name in used}
     if values["neox"] is False:
@@ -95,6 +99,7 @@ def draft_from_checkpoint(checkpoint: Checkpoint, given: Mapping[str, Any]) -> D
     return Draft(
         checkpoint.path, "hf", spec, tuple(matches), spans, sources,
         files=tuple({"name": f.path.name, "bytes": f.size, "header_sha256": f.header_sha256} for f in checkpoint.files),
+        mask_embedding=checkpoint.mask_embedding,
     )  # fmt: skip
 
 

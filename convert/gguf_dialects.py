@@ -12,6 +12,7 @@ from typing import Any
 from .errors import InputError
 from .fields import Questions
 from .gguf import GgufFile
+from .heads import head_fields, variant_of
 from .names import GGUF_DIALECTS, generic, lookup, match
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
 from .spelling import READERS, spellings
@@ -50,6 +51,10 @@ KEYS: dict[str, tuple[str, str]] = {
     "final_logit_softcapping": ("number", "final_logit_softcapping"),
     "attention_value_scale": ("number", "attention.value_scale"),
     "sample_from_anchor": ("flag", "sample_from_anchor"),
+    "markov_head_type": ("text", "markov_head_type"),
+    "domino.gru_hidden_dim": ("integer", "domino.gru_hidden_dim"),
+    "domino.emb_dim": ("integer", "domino.emb_dim"),
+    "domino.pure_draft_prefix_len": ("integer", "domino.pure_draft_prefix_len"),
     "variant": ("text", "variant"),
 }
 """Field to the reader and the canonical key behind `dflash.`."""
@@ -71,13 +76,6 @@ OPTIONS = {
     "sliding_layers": "--sliding-layers",
 }
 """The options of dflash-convert that supply what a file lacks."""
-
-VARIANT_MARKS = {
-    "dflash2": ("selector",),
-    "dspark": ("markov",),
-    "domino": ("domino", "prefix_gru"),
-}
-"""Variant to what the names of its own tensors contain."""
 
 
 def spec_from_gguf(file: GgufFile, given: Mapping[str, Any] | None = None) -> DraftSpec:
@@ -111,14 +109,6 @@ def spelling(file: GgufFile) -> str:
     return max(GGUF_DIALECTS, key=lambda c: (known[c], c == column))
 
 
-def variant_of(names: Mapping[str, Any]) -> str:
-    """The variant, by the tensors that only one of them has."""
-    for variant, marks in VARIANT_MARKS.items():
-        if any(mark in name for name in names for mark in marks):
-            return variant
-    return "dflash1"
-
-
 def read_spec(file: GgufFile, given: Mapping[str, Any], column: str = "") -> DraftSpec:
     """The fields of the file, before its tensors are looked at."""
     column = column or spelling(file)
@@ -129,7 +119,9 @@ def read_spec(file: GgufFile, given: Mapping[str, Any], column: str = "") -> Dra
     check_fc(shapes.get("fc.weight", ()), found["hidden_size"], file)
     ids, sliding = layer_ids(found, file), sliding_layers(found, file)
     variant = found["variant"] or variant_of(file.tensors)
-    anchor = found["sample_from_anchor"]
+    head = head_fields(
+        variant, shapes, found, lambda name: need(found, name, file), file.path, lucebox=column == "lucebox"
+    )  # fmt: skip
     return DraftSpec(
         variant=variant,
         **{name: need(found, name, file) for name in REQUIRED},
@@ -147,9 +139,7 @@ def read_spec(file: GgufFile, given: Mapping[str, Any], column: str = "") -> Dra
         conv=part(found, "conv", Conv, file),
         selector=part(found, "selector", Selector, file),
         rope_scaling=rope_scaling(found, file),
-        sample_from_anchor=variant == "dspark" if anchor is None else anchor,
-        draft_vocab_size=shapes.get("d2t", (0,))[0],
-        markov_rank=shapes.get("markov_w1.weight", (0, 0))[-1],
+        **head,
         **{k: found[k] for k in NEUTRAL if found[k] is not None},
     )
 

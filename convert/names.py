@@ -41,14 +41,17 @@ class TensorRule:
     store: str
     """`matrix`, `f32` or `i64`."""
     variants: frozenset[str]
-    """Variants that have it; empty for all."""
+    """Variants that have it, or variants with a kind of Markov head; empty for all."""
     optional: bool
+    zeros: str
+    """Canonical name of the tensor beside which zeros stand for this one where it is absent; empty for none."""
     per: str
     """`layer`, `tap` or `draft`: what there is one for."""
 
-    def belongs(self, variant: str) -> bool:
-        """Whether a draft of this variant has it."""
-        return not self.variants or variant in self.variants
+    def belongs(self, spec: DraftSpec) -> bool:
+        """Whether such a draft has it."""
+        kinds = {spec.variant, f"{spec.variant}-{spec.markov_head_type}"}
+        return not self.variants or not kinds.isdisjoint(self.variants)
 
     def places(self, spec: DraftSpec) -> range:
         """The numbers that go into its name; one -1 for a tensor of the whole draft."""
@@ -84,6 +87,7 @@ class Match:
 
 def sizes(spec: DraftSpec) -> dict[str, int]:
     """The letters of the table in numbers."""
+    state = spec.domino.gru_hidden_dim if spec.domino else 0
     return {
         "H": spec.hidden_size, "F": spec.feature_size, "T": spec.target_hidden_size, "ff": spec.intermediate_size,
         "V": spec.vocab_size, "D": spec.draft_vocab_size or spec.vocab_size, "hd": spec.head_dim,
@@ -92,6 +96,8 @@ def sizes(spec: DraftSpec) -> dict[str, int]:
         "K": spec.conv.kernel_size if spec.conv else 0,
         "P": 2 * spec.conv.kernel_size * (spec.hidden_size // spec.conv.group_size) if spec.conv else 0,
         "R": spec.selector.rank if spec.selector else 0,
+        "M3": 3 * spec.markov_rank, "J": spec.hidden_size + 2 * spec.markov_rank,
+        "G": state, "G3": 3 * state, "GH": spec.hidden_size + state, "E": spec.domino.emb_dim if spec.domino else 0,
     }  # fmt: skip
 
 
@@ -123,7 +129,7 @@ def rule_from_row(row: Mapping[str, Any]) -> TensorRule:
     per = row.get("per", "layer" if name.startswith("blk.") else "draft")
     return TensorRule(
         name, {k: v for k, v in spellings.items() if v} | {"hf": tuple(row["hf"])}, tuple(row["shape"]), row["store"],
-        frozenset(row.get("variants", ())), row.get("optional", False), per,
+        frozenset(row.get("variants", ())), row.get("optional", False), row.get("zeros", ""), per,
     )  # fmt: skip
 
 
@@ -137,10 +143,20 @@ def lookup(column: str) -> Mapping[str, TensorRule]:
 _LAYER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,5})(?=\.)")
 
 
+WRAPPINGS = (
+    "logit_head.", "logits_correction.", "domino_head.", "markov_head.", "dspark_markov_head.",
+)  # fmt: skip
+"""Modules that trainers keep a head in; one of them may stand in front of its tensors' names."""
+
+
 def plain(name: str) -> str:
-    """A checkpoint's name without the wrappings that re-exports add."""
+    """A checkpoint's name without the wrappings that trainers and re-exports add."""
     name = name.removeprefix("model.")
-    return f"layers.0.{name[9:]}" if name.startswith("midlayer.") else name
+    if name.startswith("midlayer."):
+        return f"layers.0.{name[9:]}"
+    if name.startswith("dspark_confidence_head."):
+        return name.removeprefix("dspark_")
+    return next((name.removeprefix(w) for w in WRAPPINGS if name.startswith(w)), name)
 
 
 def generic(name: str) -> tuple[str, int]:
@@ -163,7 +179,7 @@ def match(
         rule.spellings.get(column, (rule.gguf,))[0].format(i=place)
         for rule in rules()
         for place in rule.places(spec)
-        if rule.belongs(spec.variant) and (rule.gguf, place) not in found
+        if rule.belongs(spec) and (rule.gguf, place) not in found
         if not rule.optional or any(gguf == rule.gguf for gguf, _ in found)
     ]
     if missing:
@@ -196,11 +212,12 @@ def identify(
             "names with and without model. are mixed", found=f"{wrapped[0]} and {bare[0]}", where=where, expected="one kind"
         )  # fmt: skip
     for name in shapes:
-        pattern, place = generic(plain(name) if column == "hf" else name)
+        bare = plain(name) if column == "hf" else name
+        pattern, place = (bare, -1) if bare in lookup(column) else generic(bare)
         rule = lookup(column).get(pattern)
         if column == "hf" and pattern in dropped():
             continue
-        if rule is None or not rule.belongs(spec.variant) or place not in rule.places(spec):
+        if rule is None or not rule.belongs(spec) or place not in rule.places(spec):
             unknown.append(name)
         elif (rule.gguf, place) in found:
             raise InputError(
@@ -219,12 +236,10 @@ def identify(
 def ordered(spec: DraftSpec) -> Iterable[tuple[TensorRule, int]]:
     """Row and place of every tensor the spec may have: those of the whole draft, then layer by layer."""
     for rule in rules():
-        if rule.per != "layer" and rule.belongs(spec.variant):
+        if rule.per != "layer" and rule.belongs(spec):
             yield from ((rule, place) for place in rule.places(spec))
     for layer in range(spec.num_hidden_layers):
-        yield from (
-            (rule, layer) for rule in rules() if rule.per == "layer" and rule.belongs(spec.variant)
-        )
+        yield from ((rule, layer) for rule in rules() if rule.per == "layer" and rule.belongs(spec))
 
 
 def shorten(names: list[str], limit: int = 4) -> str:

@@ -40,10 +40,16 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "is_causal": ("flag", ("is_causal", "dflash_config.causal")),
     "neox": ("flag", ("rope_is_neox_style", "dflash_config.rope_is_neox_style")),
     "non_causal": ("flag", ("sliding_window_non_causal",)),
-    "sample_from_anchor": ("flag", ("sample_from_anchor", "dflash_config.sample_from_anchor")),
+    "sample_from_anchor": (
+        "flag", ("sample_from_anchor", "dflash_config.sample_from_anchor", "dflash_config.shift_label", "shift_label")
+    ),
     "target_hidden_size": ("integer", ("target_hidden_size",)),
     "draft_vocab_size": ("integer", ("draft_vocab_size",)),
     "markov_head_type": ("text", ("markov_head_type", "dflash_config.markov_head_type")),
+    "projector_type": ("text", ("dflash_config.projector_type", "projector_type")),
+    "domino.gru_hidden_dim": ("integer", ("dflash_config.gru_hidden_dim", "gru_hidden_dim")),
+    "domino.emb_dim": ("integer", ("dflash_config.emb_dim", "emb_dim", "logits_correction_emb_dim")),
+    "domino.pure_draft_prefix_len": ("integer", ("dflash_config.pure_draft_prefix_len", "pure_draft_prefix_len")),
     "confidence": ("flag", ("enable_confidence_head", "use_confidence_head", "dflash_config.use_confidence_head")),
     "hidden_act": ("text", ("hidden_act",)),
     "conv.kernel_size": ("integer", ("dflash_config.conv_kernel_size", "conv_kernel_size")),

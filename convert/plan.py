@@ -15,8 +15,9 @@ from .errors import InputError, UsageError
 from .fields import Field
 from .ggml import BF16, BY_NAME, F16, F32, FLOATS, I64, tensor_bytes, type_name
 from .gguf_writer import GgufLayout
-from .names import GGUF_DIALECTS, Match, shorten
+from .names import Match, shorten
 from .spec import DraftSpec
+from .spelling import DIALECTS
 
 OUTTYPES = {"source": None, "bf16": BF16, "f16": F16, "f32": F32}
 """`--outtype` to the type of matrices; None keeps each tensor's own."""
@@ -44,6 +45,9 @@ class Span:
     """Whether the bytes lie the other way round."""
     interleaved: int = 0
     """Rows of a head whose rotated pairs are neighbours; they are put half and half. 0: they are already."""
+    overlay: bytes = b""
+    """What stands in place of the file's bytes, from `overlay_at` on; where it covers the span, no file is read."""
+    overlay_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ def plan_tensors(
     """
     lost = [m for m in matches if column not in m.rule.spellings]
     if lost:
-        able = [c for c in GGUF_DIALECTS if all(c in m.rule.spellings for m in matches)]
+        able = [d for d, c in DIALECTS.items() if all(c in m.rule.spellings for m in matches)]
         raise InputError(
             f"{len(lost)} tensors that this dialect cannot carry", found=shorten([m.source for m in lost]), where=spans[lost[0].source].file,
             expected="tensors that its runtimes load", fix=f"use --dialect {' or '.join(able)}" if able else "no dialect carries all of them",

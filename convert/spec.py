@@ -24,6 +24,7 @@ __all__ = [
     "MAX_LAYERS",
     "VARIANTS",
     "Conv",
+    "Domino",
     "DraftSpec",
     "RopeScaling",
     "Selector",
@@ -62,6 +63,18 @@ class Selector:
     """R, width of the codebooks; key `dflash.selector_rank`."""
     top_k: int
     """Candidates a row; key `dflash.selector_top_k`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domino:
+    """The recurrent head of Domino (spec-runtime 3.2); its sizes are its tensors'."""
+
+    gru_hidden_dim: int
+    """G, width of the GRU's state; key `dflash.domino.gru_hidden_dim`."""
+    emb_dim: int
+    """E, width between its two projections; key `dflash.domino.emb_dim`."""
+    pure_draft_prefix_len: int
+    """Predictions at the start of a block that stay uncorrected; key `dflash.domino.pure_draft_prefix_len`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +138,14 @@ class DraftSpec:
     attention_value_scale: float = 1.0
     """Factor on the attention output; key `dflash.attention.value_scale`."""
     sample_from_anchor: bool = False
-    """DSpark: row 0 already predicts; key `dflash.sample_from_anchor`."""
+    """DSpark and Domino: row 0 already predicts; key `dflash.sample_from_anchor`."""
     draft_vocab_size: int = 0
     """Rows of a reduced head (`d2t`), 0 for the full vocabulary."""
     markov_rank: int = 0
     """DSpark: width of the Markov tables; 0 in other variants. Read from the tensors."""
+    markov_head_type: str = "vanilla"
+    """DSpark: `vanilla`, `gated` or `rnn`. Read from the tensors; key `dflash.markov_head_type` where it is not vanilla."""
+    domino: Domino | None = None
 
     def __post_init__(self) -> None:
         """Refuse a contradiction by the name of its field."""

@@ -29,7 +29,7 @@ OWN = frozenset({
     "block_size", "mask_token_id", "target_layer_ids", "format_version", "variant", "sample_from_anchor",
     "has_confidence_head",
 })  # fmt: skip
-"""Keys that Lucebox and ik keep below `<arch>.dflash.`; everything of the target goes there too."""
+"""Keys that Lucebox and ik keep below `<arch>.dflash.`; everything of the target and of Domino goes there too."""
 
 CONV = frozenset({"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"})
 """Keys below `<arch>.dflash.dflash2.`."""
@@ -41,9 +41,8 @@ def deep_key(rest: str, arch: str) -> str:
     """The key that Lucebox and ik use for the canonical `dflash.<rest>`."""
     if rest in CONV:
         return f"{arch}.dflash.dflash2.{rest}"
-    return (
-        f"{arch}.dflash.{rest}" if rest in OWN or rest.startswith("target.") else f"{arch}.{rest}"
-    )
+    deep = rest in OWN or rest.startswith(("target.", "domino."))
+    return f"{arch}.dflash.{rest}" if deep else f"{arch}.{rest}"
 
 
 def spellings(rest: str, arch: str) -> tuple[str, ...]:
@@ -86,8 +85,40 @@ def spell_fields(
     out["general.architecture"] = text(arch)
     out[f"{arch}.dflash.n_target_layers"] = u32(taps)
     out[f"{arch}.dflash.n_target_features"] = u32(spec.feature_size)
+    if column == "lucebox":
+        out |= lucebox_head(fields, arch, spec)
     if gated:  # Laguna: heads have gates, and the context's K and V take the normed state
         out[f"{arch}.dflash.{'laguna' if column == 'ik' else 'context_kv_layer_norm'}"] = boolean(
             True
         )
     return out
+
+
+def lucebox_head(fields: Mapping[str, Field], arch: str, spec: DraftSpec) -> dict[str, Field]:
+    """What Lucebox says of a head beside the canonical keys.
+
+    Raises InputError for a Domino head that predicts otherwise than its runtime does, where drafts would be accepted
+    no more: it takes row 0 for the anchor and corrects every row behind it (server/src/common/domino_head.cpp).
+    """
+    rows = u32(spec.draft_vocab_size or spec.vocab_size)
+    if spec.markov_rank:
+        head = f"{arch}.dflash.dspark"
+        out = {
+            f"{head}.enabled": u32(1),
+            f"{head}.markov_rank": u32(spec.markov_rank),
+            f"{head}.vocab_size": rows,
+        }
+        if fields["dflash.has_confidence_head"].value:
+            width = spec.hidden_size + spec.markov_rank
+            out |= {f"{head}.confidence_dim": u32(width), f"{head}.confidence.enabled": u32(1)}
+        return out
+    if spec.domino is None:
+        return {}
+    prefix = spec.domino.pure_draft_prefix_len
+    if spec.sample_from_anchor or prefix:
+        raise InputError(
+            "Lucebox runs a Domino head otherwise than this one was trained",
+            found=f"sample_from_anchor {str(spec.sample_from_anchor).lower()}, pure_draft_prefix_len {prefix}",
+            where="dflash.domino", expected="false and 0, which is all that its runtime does", fix="use --dialect canonical",
+        )  # fmt: skip
+    return {f"{arch}.dflash.domino.enabled": u32(1), f"{arch}.dflash.domino.vocab_size": rows}

@@ -56,8 +56,10 @@ class Sources:
             yield piece
 
     def read(self, span: Span, position: int, into: memoryview) -> None:
-        """Fill `into` from `position` bytes behind the span's start."""
-        done = 0
+        """Fill `into` from `position` bytes behind the span's start, its overlay laid over what the file has."""
+        begin = span.overlay_at - position
+        first, last = max(begin, 0), min(begin + len(span.overlay), len(into))
+        done = len(into) if first == 0 and last == len(into) else 0
         while done < len(into):
             count = os.preadv(self.fds[span.file], [into[done:]], span.offset + position + done)
             if count == 0:
@@ -66,6 +68,8 @@ class Sources:
                     where=f"{span.file}: {span.name}", expected=f"{span.offset + span.nbytes} bytes",
                 )  # fmt: skip
             done += count
+        if first < last:
+            into[first:last] = span.overlay[first - begin : last - begin]
 
 
 def transfer(

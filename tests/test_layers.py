@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("convert", "quantize", "runtime")
 PURE = {
-    "convert": {"spec", "checks", "dialects", "names", "plan"},
+    "convert": {"spec", "checks", "dialects", "heads", "names", "plan"},
     "quantize": {"qtypes", "policy", "metrics"},
     "runtime": {"record", "gate"},
 }

@@ -22,11 +22,23 @@ from dflash_gguf.convert.draft import read_draft
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.quantize import stream
 from dflash_gguf.quantize.cli import main as quantize_main
+from heads import (
+    DOMINO_FIELDS,
+    GRU,
+    RANK,
+    Tensors,
+    convert,
+    domino,
+    domino_tensors,
+    flat,
+    markov,
+    random,
+    values_of,
+)  # fmt: skip
 from hostile import edited, refused
 from llama_client import LlamaServer
 
-Tensors = dict[str, tuple[str, np.ndarray]]
-RANK, REDUCED = 8, 40
+REDUCED = 40
 
 
 @pytest.fixture(scope="module")
@@ -35,42 +47,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_target_gguf(tmp_path_factory.mktemp("target") / "target.gguf")
 
 
-def convert(source: Path, output: Path, *more: Any) -> Path:
-    """A conversion that must succeed."""
-    result = CliRunner().invoke(main, [str(a) for a in (source, output, *more)])
-
-    assert 0 == result.exit_code, result.output
-    return output
-
-
-def values_of(path: Path) -> dict[str, bytes]:
-    """Name to bytes of every tensor of a GGUF."""
-    raw = path.read_bytes()
-    return {t.name: raw[t.offset : t.offset + t.nbytes] for t in read_gguf(path).tensors.values()}
-
-
-def random(seed: int, *shape: int) -> tuple[str, np.ndarray]:
-    """A BF16 tensor."""
-    return ("BF16", tiny.random_bf16(np.random.default_rng(seed), shape))
-
-
-def head(prefix: str, confidence: str, rows: int = tiny.VOCAB) -> Tensors:
-    """DSpark's Markov tables and confidence head under some publisher's names."""
-    return {
-        f"{prefix}markov_w1.weight": random(1, tiny.VOCAB, RANK), f"{prefix}markov_w2.weight": random(2, rows, RANK),
-        f"{confidence}.weight": random(3, 1, tiny.H + RANK), f"{confidence}.bias": random(4, 1),
-    }  # fmt: skip
-
-
 def renamed(tensors: Tensors, change: Callable[[str], str]) -> Tensors:
     """The tensors under other names."""
     return {change(name): value for name, value in tensors.items()}
-
-
-def flat(**more: Any) -> dict[str, Any]:
-    """The tiny config with everything at top level, as DeepSeek and Muse write it."""
-    config = tiny.draft_config()
-    return config | config.pop("dflash_config") | more
 
 
 def speculators(kind: str, **more: Any) -> dict[str, Any]:
@@ -92,16 +71,40 @@ def specforge(**more: Any) -> dict[str, Any]:
     return config | {"architectures": ["DSparkDraftModel"], "auto_map": {"AutoModel": "x.Y"}} | more
 
 
-V1, DSPARK = (
-    tiny.draft_tensors(),
-    tiny.draft_tensors() | head("markov_head.", "confidence_head.proj"),
-)
+def interleaved_heads(tensors: Tensors) -> Tensors:
+    """The tensors as a model writes them whose rotated pairs are neighbours: row 2i is ours i, row 2i+1 is ours half + i."""
+    order = np.arange(tiny.HEAD_DIM).reshape(2, -1).T.ravel()
+
+    def changed(name: str, array: np.ndarray) -> np.ndarray:
+        if not any(f"self_attn.{x}" in name for x in ("q_proj", "k_proj", "q_norm", "k_norm")):
+            return array
+        return array.reshape(-1, tiny.HEAD_DIM, *array.shape[1:])[:, order].reshape(array.shape)
+
+    return {name: (dtype, changed(name, array)) for name, (dtype, array) in tensors.items()}
+
+
+V1, V2 = tiny.draft_tensors(), tiny.draft_tensors(True)
+DSPARK = V1 | markov("markov_head.", "confidence_head.proj")
+DOMINO = V1 | domino_tensors()
+V2_CONFIG = tiny.draft_config(True)
+BASE: dict[str, tuple[dict[str, Any], Tensors]] = {
+    "v1": (tiny.draft_config(), V1), "v2": (V2_CONFIG, V2), "dspark": (flat(architectures=["Qwen3DSparkModel"]), DSPARK),
+    "domino": (domino(), DOMINO),
+}  # fmt: skip
+"""The plainest spelling of each kind of draft."""
 
 SAME: list[tuple[str, str, dict[str, Any], Tensors]] = [
     ("Muse assistant", "v1", flat(architectures=["MuseGlimmerAssistantModel"]), renamed(V1, lambda n: {
         "fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}.get(n, n))),
     ("speculators dflash", "v1", speculators("dflash"), V1 | {"t2d": ("BOOL", np.zeros(tiny.VOCAB, np.uint8)), "verifier_norm.weight": random(9, tiny.H)}),
     ("speculators midlayer", "v1", speculators("dflash"), renamed(V1, lambda n: n.replace("layers.0.", "midlayer."))),
+    ("z-lab v1, nested config", "v1", {k: v for k, v in tiny.draft_config().items() if k not in ("block_size", "rope_theta")} | {
+        "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"},
+        "dflash_config": tiny.draft_config()["dflash_config"] | {"block_size": 4}}, V1),
+    ("codebooks with .weight", "v2", V2_CONFIG, renamed(V2, lambda n: n + ".weight" * n.endswith(("_codebook", "base_kernel")))),
+    ("speculators dflash2", "v2", speculators("dflash2", **{k: v for k, v in V2_CONFIG["dflash_config"].items() if k.startswith(("conv", "sel"))},
+        layer_types=None, sliding_window=None) | {"transformer_layer_config": speculators("dflash2")["transformer_layer_config"] | {
+        "layer_types": ["sliding_attention"] * 2}}, V2),
     ("model. prefix", "v1", tiny.draft_config(), renamed(V1, lambda n: f"model.{n}")),
     ("both aux spellings", "v1", tiny.draft_config() | {"eagle_aux_hidden_state_layer_ids": [1, 3]}, V1),
     ("label of another", "v1", tiny.draft_config() | {"architectures": ["DSparkDraftModel"]}, V1),
@@ -109,9 +112,21 @@ SAME: list[tuple[str, str, dict[str, Any], Tensors]] = [
     ("SpecForge DSpark", "dspark", specforge(), DSPARK),
     ("SpecForge rewritten", "dspark", specforge(architectures=["Qwen3DSparkModel"], auto_map=None), DSPARK),
     ("DFlash label, Markov tensors", "dspark", tiny.draft_config(), DSPARK),
-    ("ModelOpt DSpark", "dspark", flat(architectures=["DSparkDraftModel"], use_confidence_head=True), tiny.draft_tensors() | head("", "confidence_proj")),
+    ("ModelOpt DSpark", "dspark", flat(architectures=["DSparkDraftModel"], use_confidence_head=True), tiny.draft_tensors() | markov("", "confidence_proj")),
     ("speculators dspark", "dspark", speculators("dspark", markov_rank=RANK, sample_from_anchor=True), DSPARK),
-    ("old logit_head prefix", "dspark", specforge(), tiny.draft_tensors() | head("logit_head.", "confidence_head.proj")),
+    ("speculators dspark with t2d", "dspark", speculators("dspark", sample_from_anchor=True), DSPARK | {
+        "t2d": ("BOOL", np.ones(tiny.VOCAB, np.uint8)), "verifier_lm_head.weight": random(9, tiny.VOCAB, tiny.H)}),
+    ("Liquid DSpark", "dspark", specforge(architectures=["Lfm2DSparkDraftModel"], rope_is_neox_style=False), interleaved_heads(DSPARK)),
+    ("Ling DSpark", "dspark", specforge(architectures=["LingDSparkModel"]), DSPARK),
+    ("Lucebox's DSpark names", "dspark", tiny.draft_config(), V1 | markov("dspark_markov_head.", "dspark_confidence_head")),
+    ("SpecForge Domino", "domino", domino(architectures=["DFlashDraftModel"], auto_map=None), DOMINO),
+    ("ModelOpt Domino", "domino", flat(dflash_config=DOMINO_FIELDS, rope_scaling=None, torch_dtype="bfloat16"), DOMINO),
+    ("Domino in logit_head", "domino", domino(), V1 | renamed(domino_tensors(), lambda n: f"logit_head.{n}")),
+    ("speculators Domino", "domino", speculators("dflash", **DOMINO_FIELDS), V1 | renamed(domino_tensors(), lambda n: f"domino_head.{n}")),
+    ("speculators Domino, own class", "domino", speculators("domino", architectures=["DominoDraftModel"], sample_from_anchor=True,
+        pure_draft_prefix_len=1, gru_hidden_dim=GRU, logits_correction_emb_dim=RANK), V1 | renamed(domino_tensors(), lambda n: f"logits_correction.{n}")),
+    ("Lucebox's Domino names", "domino", domino(), V1 | domino_tensors("domino_gru.", "domino_head.W1.", "domino_head.W2.")),
+    ("old logit_head prefix", "dspark", specforge(), tiny.draft_tensors() | markov("logit_head.", "confidence_head.proj")),
 ]  # fmt: skip
 
 
@@ -122,13 +137,9 @@ def test_every_spelling_of_a_draft_gives_the_same_bytes(
     tmp_path: Path, target: Path, plainest: str, config: Any, tensors: Tensors
 ) -> None:
     """The layout is a spelling: the canonical file is byte-identical to that of the plainest one (bugs 14)."""
-    if plainest == "v1":
-        config = {k: v for k, v in config.items() if v is not None}
-        base = tiny.write_draft(tmp_path / "base")
-    else:
-        base = tiny.write_draft(
-            tmp_path / "base", config=flat(architectures=["Qwen3DSparkModel"]), tensors=DSPARK
-        )
+    config = {k: v for k, v in config.items() if v is not None}
+    plain_config, plain_tensors = BASE[plainest]
+    base = tiny.write_draft(tmp_path / "base", config=plain_config, tensors=plain_tensors)
     ours = convert(
         tiny.write_draft(tmp_path / "d", config=config, tensors=tensors),
         tmp_path / "a.gguf",
@@ -157,7 +168,7 @@ def test_dspark_file_has_upstreams_keys_and_tensors(tmp_path: Path, target: Path
 def test_reduced_vocabulary_becomes_absolute_ids(tmp_path: Path, target: Path) -> None:
     """d2t offsets are turned into target ids; the head and the second Markov table keep their own rows."""
     offsets = np.arange(REDUCED, dtype=np.int64) * 2
-    tensors = tiny.draft_tensors() | head("markov_head.", "confidence_head.proj", REDUCED) | {
+    tensors = tiny.draft_tensors() | markov("markov_head.", "confidence_head.proj", REDUCED) | {
         "d2t": ("I64", offsets), "embed_tokens.weight": random(5, tiny.VOCAB, tiny.H), "lm_head.weight": random(6, REDUCED, tiny.H),
     }  # fmt: skip
     config = speculators("dspark", draft_vocab_size=REDUCED)
@@ -254,13 +265,6 @@ def test_partial_rotation_that_leaked_from_a_target_is_not_believed(tmp_path: Pa
         tiny.HEAD_DIM
         == read_draft(tiny.write_draft(tmp_path / "d", config=config)).spec.rope_dimension_count
     )
-
-
-def test_mask_embedding_is_refused_with_the_reason(tmp_path: Path, target: Path) -> None:
-    """One row of an embedding has no place in any dialect; dropping it silently would cost the draft its mask."""
-    source = tiny.write_draft(tmp_path / "d")
-    (source / "mask_embedding.pt").write_bytes(b"PK\x03\x04")
-    assert "mask_embedding.pt" in refused(main, source, tmp_path / "o.gguf", "--target", target)
 
 
 def laguna() -> tuple[dict[str, Any], Tensors]:
@@ -429,8 +433,14 @@ def test_one_pass_refuses_token_ids_outside_the_vocabulary(tmp_path: Path, targe
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], Tensors]] = [
-    ("Domino", "Domino", tiny.draft_config(), V1 | {"prefix_gru.weight_ih_l0": random(1, 24, 8), "embed_proj.0.weight": random(2, 8, tiny.H)}),
-    ("gated Markov head", "no GGUF can carry", flat(markov_head_type="gated"), DSPARK),
+    ("Domino that does not say how it predicts", "config does not say sample_from_anchor", tiny.draft_config(), DOMINO),
+    ("Domino announced", "announces a Domino head", domino(), V1),
+    ("Domino of another width", "contradicts the tensors", domino(emb_dim=RANK + 1, dflash_config=domino()["dflash_config"] | {"emb_dim": RANK + 1}), DOMINO),
+    ("half a Domino head", "are missing", domino(), {k: v for k, v in DOMINO.items() if "embed_proj.2" not in k}),
+    ("gated Markov head announced", "contradicts the tensors", flat(markov_head_type="gated"), DSPARK),
+    ("Markov head of a kind to come", "contradicts the tensors", flat(markov_head_type="fir"), DSPARK),
+    ("Gemma 4 DSpark without v_proj", "do not belong", flat(architectures=["Gemma4DSparkModel"], attention_k_eq_v=True), {
+        k: v for k, v in DSPARK.items() if "v_proj" not in k} | {"layers.0.post_feedforward_layernorm.weight": random(1, tiny.H)}),
     ("confidence head announced", "that the tensors lack", flat(enable_confidence_head=True), V1),
     ("gated q_proj", "shape contradicts", tiny.draft_config(), V1 | {"layers.0.self_attn.q_proj.weight": random(1, 128, tiny.H)}),
     ("mask_hidden", "do not belong", speculators("dflash"), V1 | {"mask_hidden": random(1, tiny.H)}),

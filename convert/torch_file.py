@@ -1,0 +1,218 @@
+"""Tensors in a file that torch.save wrote: where their bytes lie. The one place that lets PyTorch read a stranger's pickle.
+
+The file is looked at three times before it is believed. Its zip directory must hold plain, uncompressed members inside
+the file; its pickle may name tensors and nothing else, which is seen by reading the opcodes, without executing them; and then
+`torch.load(weights_only=True)` reads it for shapes alone, in fake mode, which allocates and reads no data. What comes
+out are spans of the file, as of a safetensors file. PyTorch is optional, and must be 2.10 at least: older ones corrupt memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickletools
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import EnvironmentFault, InputError, one_line
+from .files import open_regular
+from .safetensors import SafetensorsFile, SourceTensor
+
+MAX_FILE = 1 << 30
+"""Bytes; the largest known head has 268 MB (a vocabulary of 262144 at rank 256, in F32)."""
+MAX_PICKLE = 1 << 20
+"""Bytes of the pickle inside."""
+OLDEST = (2, 10)
+
+STORAGES = ("BFloat16", "Half", "Float", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
+GLOBALS = frozenset({
+    "collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter",
+    *(f"torch {kind}Storage" for kind in STORAGES),
+})  # fmt: skip
+"""The only names that a pickle of tensors needs."""
+OTHER_WAYS = frozenset(
+    {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"}
+)
+"""Opcodes that name or make an object otherwise; torch.save writes none of them."""
+
+DTYPES = {
+    "torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F32", "torch.float64": "F64",
+    "torch.int64": "I64", "torch.int32": "I32", "torch.int16": "I16", "torch.int8": "I8", "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+}  # fmt: skip
+
+
+def read_torch(path: str | os.PathLike[str]) -> tuple[SafetensorsFile, dict[str, int]]:
+    """The tensor table of the file, and the whole numbers that lie beside the tensors.
+
+    A `state_dict` inside is taken for the whole. Raises InputError for anything but a flat dictionary of dense tensors
+    and whole numbers, EnvironmentFault where PyTorch is needed and missing or too old.
+    """
+    path = Path(path)
+    digest = check_container(path)
+    content = load(path)
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not content:
+        raise InputError(
+            "PyTorch file has no dictionary of tensors", found=type(content).__name__, where=path, expected="name to tensor"
+        )  # fmt: skip
+    tensors: dict[str, SourceTensor] = {}
+    numbers: dict[str, int] = {}
+    size = path.stat().st_size
+    for name, value in content.items():
+        if not (isinstance(name, str) and name and name.isprintable()):
+            raise InputError(
+                "tensor name is not usable", found=one_line(repr(name)), where=path, expected="printable text"
+            )  # fmt: skip
+        if isinstance(value, int) and not isinstance(value, bool):
+            numbers[name] = value
+        else:
+            tensors[name] = located(name, value, path, size)
+    return SafetensorsFile(path, size, digest, tensors), numbers
+
+
+def check_container(path: Path) -> str:
+    """sha256 of the pickle; refused where the archive or the pickle could hold more than tensors."""
+
+    def fault(what: str, found: object, expected: str) -> InputError:
+        return InputError(what, found=one_line(found), where=path, expected=expected)
+
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE:
+            raise fault(
+                "PyTorch file is too large for a head", f"{size} bytes", f"at most {MAX_FILE}"
+            )
+        if file.read(4) != b"PK\x03\x04":
+            raise fault(
+                "not a PyTorch file of version 1.6 or later",
+                "no zip archive",
+                "torch.save's own format",
+            )
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                if sum(m.file_size for m in members) > size:
+                    raise fault(
+                        "members of the PyTorch file are larger than it",
+                        "overlapping or compressed members",
+                        f"{size} bytes in all",
+                    )
+                pickles = [m for m in members if m.filename.endswith("/data.pkl")]
+                if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE:
+                    raise fault(
+                        "PyTorch file has no usable data.pkl",
+                        f"{len(pickles)} of them",
+                        f"one, of at most {MAX_PICKLE} bytes",
+                    )
+                packed = [m.filename for m in members if m.compress_type != zipfile.ZIP_STORED]
+                if packed:
+                    raise fault(
+                        "PyTorch file is compressed",
+                        packed[0],
+                        "stored members, as torch.save writes them",
+                    )
+                raw = archive.read(pickles[0])
+                orders = [
+                    archive.read(m)
+                    for m in members
+                    if m.filename.endswith("/byteorder") and m.file_size < 16
+                ]
+                if orders not in ([], [b"little"]):
+                    raise fault("PyTorch file has another byte order", orders[0], "little")
+        except (
+            zipfile.BadZipFile,
+            NotImplementedError,
+            RuntimeError,
+            EOFError,
+            OSError,
+            ValueError,
+        ) as error:
+            raise fault("PyTorch file is damaged", error, "a whole zip archive") from error
+    check_pickle(raw, path)
+    return hashlib.sha256(raw).hexdigest()
+
+
+def check_pickle(raw: bytes, path: Path) -> None:
+    """Refuse a pickle that names anything but tensors, by reading its opcodes; nothing is executed."""
+    try:
+        for opcode, argument, position in pickletools.genops(raw):
+            named = str(argument) if opcode.name == "GLOBAL" else ""
+            if (named and named not in GLOBALS) or opcode.name in OTHER_WAYS:
+                raise InputError(
+                    "pickle names something that is not a tensor", found=one_line(named or opcode.name),
+                    where=f"{path}: data.pkl, offset {position}", expected="tensors only", fix="do not open this file with anything else",
+                )  # fmt: skip
+    except ValueError as error:
+        raise InputError(
+            "pickle is damaged", found=one_line(error), where=f"{path}: data.pkl", expected="torch.save's own format"
+        ) from error  # fmt: skip
+
+
+def load(path: Path) -> Any:
+    """What the file holds, its tensors without their data."""
+    torch = need_torch(path)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode():
+            return torch.load(path, weights_only=True)
+    except Exception as error:  # whatever PyTorch says of a stranger's file, it is the file's fault
+        raise InputError(
+            "PyTorch does not read the file", found=one_line(f"{type(error).__name__}: {error}"), where=path,
+            expected="a dictionary of tensors that torch.save wrote",
+        ) from error  # fmt: skip
+
+
+def need_torch(path: Path) -> Any:
+    """The torch module. Raises EnvironmentFault where it is missing or too old."""
+    try:
+        import torch
+    except ImportError as error:
+        raise needed("no PyTorch", path) from error
+    version = torch.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise needed(f"PyTorch {version}", path)
+    return torch
+
+
+def needed(found: str, path: Path) -> EnvironmentFault:
+    """The fault of an environment that cannot read the file."""
+    oldest = ".".join(map(str, OLDEST))
+    return EnvironmentFault(
+        "a head in a PyTorch file needs PyTorch", found=found, where=path, expected=f"PyTorch {oldest} or later",
+        fix=f'pip install "torch>={oldest}", or save the head as .safetensors',
+    )  # fmt: skip
+
+
+def located(name: str, value: Any, path: Path, size: int) -> SourceTensor:
+    """Where a tensor without data has its bytes; refused unless they lie in the file, one after another."""
+
+    def fault(what: str, found: object, expected: str) -> InputError:
+        return InputError(
+            what, found=one_line(found), where=f"{path}: {one_line(name)}", expected=expected
+        )
+
+    storage = value.untyped_storage() if hasattr(value, "untyped_storage") else None
+    start = getattr(storage, "_checkpoint_offset", None)
+    if storage is None or start is None:
+        raise fault(
+            "value is not a tensor of the file", type(value).__name__, "tensors and whole numbers"
+        )
+    dtype = DTYPES.get(str(value.dtype))
+    if dtype is None or not value.is_contiguous():
+        raise fault(
+            "tensor cannot be taken as it lies",
+            f"{value.dtype}, strides {value.stride()}",
+            "a dense tensor of plain numbers",
+        )
+    width = value.element_size()
+    nbytes, inside = value.numel() * width, value.storage_offset() * width
+    if inside + nbytes > storage.nbytes() or start + inside + nbytes > size:
+        raise fault(
+            "tensor ends past its storage", f"{nbytes} bytes", f"at most {storage.nbytes()}"
+        )
+    return SourceTensor(name, path, start + inside, nbytes, dtype, tuple(value.shape))
