@@ -212,8 +212,8 @@ def identify(
             "names with and without model. are mixed", found=f"{wrapped[0]} and {bare[0]}", where=where, expected="one kind"
         )  # fmt: skip
     for name in shapes:
-        bare = plain(name) if column == "hf" else name
-        pattern, place = (bare, -1) if bare in lookup(column) else generic(bare)
+        own = plain(name) if column == "hf" else name
+        pattern, place = (own, -1) if own in lookup(column) else generic(own)
         rule = lookup(column).get(pattern)
         if column == "hf" and pattern in dropped():
             continue

@@ -9,10 +9,14 @@ out are spans of the file, as of a safetensors file. PyTorch is optional, and mu
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pickletools
+import struct
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +55,8 @@ def read_torch(path: str | os.PathLike[str]) -> tuple[SafetensorsFile, dict[str,
     and whole numbers, EnvironmentFault where PyTorch is needed and missing or too old.
     """
     path = Path(path)
-    digest = check_container(path)
+    container = check_container(path)
+    check_pickle(container.pickle, path)
     content = load(path)
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
@@ -61,7 +66,6 @@ def read_torch(path: str | os.PathLike[str]) -> tuple[SafetensorsFile, dict[str,
         )  # fmt: skip
     tensors: dict[str, SourceTensor] = {}
     numbers: dict[str, int] = {}
-    size = path.stat().st_size
     for name, value in content.items():
         if not (isinstance(name, str) and name and name.isprintable()):
             raise InputError(
@@ -70,12 +74,23 @@ def read_torch(path: str | os.PathLike[str]) -> tuple[SafetensorsFile, dict[str,
         if isinstance(value, int) and not isinstance(value, bool):
             numbers[name] = value
         else:
-            tensors[name] = located(name, value, path, size)
-    return SafetensorsFile(path, size, digest, tensors), numbers
+            tensors[name] = located(name, value, path, container.members)
+    digest = hashlib.sha256(container.pickle).hexdigest()
+    return SafetensorsFile(path, container.size, digest, tensors), numbers
 
 
-def check_container(path: Path) -> str:
-    """sha256 of the pickle; refused where the archive or the pickle could hold more than tensors."""
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The zip archive that a PyTorch file is."""
+
+    size: int
+    pickle: bytes
+    members: Mapping[int, int]
+    """Where the bytes of a member begin, and how many they are."""
+
+
+def check_container(path: Path) -> Container:
+    """The archive; refused where a member is compressed, or larger than the file."""
 
     def fault(what: str, found: object, expected: str) -> InputError:
         return InputError(what, found=one_line(found), where=path, expected=expected)
@@ -101,13 +116,6 @@ def check_container(path: Path) -> str:
                         "overlapping or compressed members",
                         f"{size} bytes in all",
                     )
-                pickles = [m for m in members if m.filename.endswith("/data.pkl")]
-                if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE:
-                    raise fault(
-                        "PyTorch file has no usable data.pkl",
-                        f"{len(pickles)} of them",
-                        f"one, of at most {MAX_PICKLE} bytes",
-                    )
                 packed = [m.filename for m in members if m.compress_type != zipfile.ZIP_STORED]
                 if packed:
                     raise fault(
@@ -115,14 +123,18 @@ def check_container(path: Path) -> str:
                         packed[0],
                         "stored members, as torch.save writes them",
                     )
-                raw = archive.read(pickles[0])
-                orders = [
-                    archive.read(m)
-                    for m in members
-                    if m.filename.endswith("/byteorder") and m.file_size < 16
-                ]
+                pickles = [m for m in members if m.filename.endswith("/data.pkl")]
+                if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE:
+                    raise fault(
+                        "PyTorch file has no usable data.pkl",
+                        f"{len(pickles)} of them",
+                        f"one, of at most {MAX_PICKLE} bytes",
+                    )
+                orders = [archive.read(m) for m in members if m.filename.endswith("/byteorder")]
                 if orders not in ([], [b"little"]):
-                    raise fault("PyTorch file has another byte order", orders[0], "little")
+                    raise fault("PyTorch file has another byte order", orders[0][:16], "little")
+                spans = {begin_of(m, file): m.file_size for m in members}
+                return Container(size, archive.read(pickles[0]), spans)
         except (
             zipfile.BadZipFile,
             NotImplementedError,
@@ -130,10 +142,16 @@ def check_container(path: Path) -> str:
             EOFError,
             OSError,
             ValueError,
+            struct.error,
         ) as error:
             raise fault("PyTorch file is damaged", error, "a whole zip archive") from error
-    check_pickle(raw, path)
-    return hashlib.sha256(raw).hexdigest()
+
+
+def begin_of(member: zipfile.ZipInfo, file: BufferedReader) -> int:
+    """Where the bytes of a stored member begin: behind its own header, whose length it says itself."""
+    file.seek(member.header_offset)
+    name, extra = struct.unpack("<26x2H", file.read(30))
+    return member.header_offset + 30 + int(name) + int(extra)
 
 
 def check_pickle(raw: bytes, path: Path) -> None:
@@ -157,6 +175,8 @@ def load(path: Path) -> Any:
     torch = need_torch(path)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    quiet = logging.root.manager.disable
+    logging.disable()  # PyTorch logs a trace of what it then raises
     try:
         with FakeTensorMode():
             return torch.load(path, weights_only=True)
@@ -165,6 +185,8 @@ def load(path: Path) -> Any:
             "PyTorch does not read the file", found=one_line(f"{type(error).__name__}: {error}"), where=path,
             expected="a dictionary of tensors that torch.save wrote",
         ) from error  # fmt: skip
+    finally:
+        logging.disable(quiet)
 
 
 def need_torch(path: Path) -> Any:
@@ -188,8 +210,8 @@ def needed(found: str, path: Path) -> EnvironmentFault:
     )  # fmt: skip
 
 
-def located(name: str, value: Any, path: Path, size: int) -> SourceTensor:
-    """Where a tensor without data has its bytes; refused unless they lie in the file, one after another."""
+def located(name: str, value: Any, path: Path, members: Mapping[int, int]) -> SourceTensor:
+    """Where a tensor without data has its bytes; refused unless a member holds them, one after another."""
 
     def fault(what: str, found: object, expected: str) -> InputError:
         return InputError(
@@ -198,21 +220,14 @@ def located(name: str, value: Any, path: Path, size: int) -> SourceTensor:
 
     storage = value.untyped_storage() if hasattr(value, "untyped_storage") else None
     start = getattr(storage, "_checkpoint_offset", None)
-    if storage is None or start is None:
-        raise fault(
-            "value is not a tensor of the file", type(value).__name__, "tensors and whole numbers"
-        )
+    if start is None:
+        raise fault("value is not a tensor of the file", type(value).__name__, "tensors and whole numbers")  # fmt: skip
     dtype = DTYPES.get(str(value.dtype))
     if dtype is None or not value.is_contiguous():
-        raise fault(
-            "tensor cannot be taken as it lies",
-            f"{value.dtype}, strides {value.stride()}",
-            "a dense tensor of plain numbers",
-        )
+        raise fault("tensor cannot be taken as it lies", f"{value.dtype}, strides {value.stride()}", "a dense tensor of plain numbers")  # fmt: skip
     width = value.element_size()
     nbytes, inside = value.numel() * width, value.storage_offset() * width
-    if inside + nbytes > storage.nbytes() or start + inside + nbytes > size:
-        raise fault(
-            "tensor ends past its storage", f"{nbytes} bytes", f"at most {storage.nbytes()}"
-        )
+    held = members.get(start, 0)
+    if inside + nbytes > held:
+        raise fault("tensor has more bytes than the file holds for it", f"{inside + nbytes}", f"at most {held}")  # fmt: skip
     return SourceTensor(name, path, start + inside, nbytes, dtype, tuple(value.shape))

@@ -9,6 +9,7 @@ import numpy as np
 import tiny
 import torch
 from click.testing import CliRunner
+from dflash_gguf.convert.checkpoint import open_checkpoint
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.gguf import read_gguf
 
@@ -27,28 +28,40 @@ def flat(**more: Any) -> dict[str, Any]:
     return config | config.pop("dflash_config") | more
 
 
-def markov(prefix: str, confidence: str, rows: int = tiny.VOCAB) -> Tensors:
-    """DSpark's Markov tables and confidence head under some publisher's names."""
+def markov(
+    prefix: str, confidence: str, rows: int = 0, hidden: int = tiny.H, vocab: int = tiny.VOCAB
+) -> Tensors:
+    """DSpark's Markov tables and confidence head under some publisher's names; `rows` of a reduced vocabulary."""
     return {
-        f"{prefix}markov_w1.weight": random(1, tiny.VOCAB, RANK), f"{prefix}markov_w2.weight": random(2, rows, RANK),
-        f"{confidence}.weight": random(3, 1, tiny.H + RANK), f"{confidence}.bias": random(4, 1),
+        f"{prefix}markov_w1.weight": random(1, vocab, RANK), f"{prefix}markov_w2.weight": random(2, rows or vocab, RANK),
+        f"{confidence}.weight": random(3, 1, hidden + RANK), f"{confidence}.bias": random(4, 1),
     }  # fmt: skip
 
 
-MARKOV_KINDS: dict[str, Tensors] = {
-    "gated": {"markov_head.gate_proj.weight": random(5, RANK, tiny.H + RANK), "markov_head.gate_proj.bias": random(6, RANK)},
-    "rnn": {"markov_head.joint_proj.weight": random(7, 3 * RANK, tiny.H + 2 * RANK), "markov_head.joint_proj.bias": random(8, 3 * RANK)},
-}  # fmt: skip
-"""What a gated and a recurrent Markov head have beside the tables."""
+def markov_kinds(hidden: int = tiny.H) -> dict[str, Tensors]:
+    """What a gated and a recurrent Markov head have beside the tables."""
+    name = "markov_head"
+    return {
+        "gated": {f"{name}.gate_proj.weight": random(5, RANK, hidden + RANK), f"{name}.gate_proj.bias": random(6, RANK)},
+        "rnn": {f"{name}.joint_proj.weight": random(7, 3 * RANK, hidden + 2 * RANK), f"{name}.joint_proj.bias": random(8, 3 * RANK)},
+    }  # fmt: skip
+
+
+MARKOV_KINDS = markov_kinds()
 
 
 def domino_tensors(
-    gru: str = "prefix_gru.", first: str = "embed_proj.0.", second: str = "embed_proj.2."
+    gru: str = "prefix_gru.",
+    first: str = "embed_proj.0.",
+    second: str = "embed_proj.2.",
+    *,
+    hidden: int = tiny.H,
+    vocab: int = tiny.VOCAB,
 ) -> Tensors:
     """Domino's recurrent head, without a bias anywhere."""
     return {
-        f"{gru}weight_ih_l0": random(11, 3 * GRU, tiny.H), f"{gru}weight_hh_l0": random(12, 3 * GRU, GRU),
-        f"{first}weight": random(13, RANK, tiny.H + GRU), f"{second}weight": random(14, tiny.VOCAB, RANK),
+        f"{gru}weight_ih_l0": random(11, 3 * GRU, hidden), f"{gru}weight_hh_l0": random(12, 3 * GRU, GRU),
+        f"{first}weight": random(13, RANK, hidden + GRU), f"{second}weight": random(14, vocab, RANK),
     }  # fmt: skip
 
 
@@ -77,6 +90,21 @@ def lucebox_domino() -> Tensors:
         "domino_start": random(15, GRU), "domino_gru.bias_ih_l0": random(16, 3 * GRU), "domino_gru.bias_hh_l0": random(17, 3 * GRU),
         "domino_head.W1.bias": random(18, RANK), "domino_head.W2.bias": random(19, tiny.VOCAB),
     }  # fmt: skip
+
+
+PAIR = Path(__file__).resolve().parent.parent / "examples" / "pair"
+PAIR_TARGET = PAIR / "Pair-Target-BF16.gguf"
+
+
+def pair_draft() -> tuple[dict[str, Any], Tensors, dict[str, int]]:
+    """Config and tensors of the trained v1 draft of the example pair, and the two sizes that its heads need."""
+    checkpoint = open_checkpoint(PAIR / "draft-v1")
+    raw = {f.path: f.path.read_bytes() for f in checkpoint.files}
+    tensors: Tensors = {
+        n: (t.dtype, np.frombuffer(raw[t.file][t.offset : t.offset + t.nbytes], np.uint16).reshape(t.shape)) for n, t in checkpoint.tensors.items()
+    }  # fmt: skip
+    config = checkpoint.config.values
+    return dict(config), tensors, {"hidden": config["hidden_size"], "vocab": config["vocab_size"]}
 
 
 def as_torch(tensors: Tensors) -> dict[str, torch.Tensor]:

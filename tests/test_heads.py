@@ -20,6 +20,7 @@ from heads import (
     DOMINO_FIELDS,
     GRU,
     MARKOV_KINDS,
+    PAIR_TARGET,
     RANK,
     Tensors,
     convert,
@@ -28,10 +29,13 @@ from heads import (
     flat,
     lucebox_domino,
     markov,
+    markov_kinds,
+    pair_draft,
     random,
     values_of,
-)  # fmt: skip
+)
 from hostile import edited, refused
+from llama_client import LlamaCrashed, LlamaServer
 
 V1 = tiny.draft_tensors()
 DOMINO = V1 | domino_tensors()
@@ -208,3 +212,20 @@ def test_confidence_head_without_a_bias_gets_zero(tmp_path: Path, target: Path) 
     out = convert(checkpoint(tmp_path / "d", flat(), tensors), tmp_path / "o.gguf", "--target", target)  # fmt: skip
 
     np.testing.assert_array_equal(np.zeros(1, np.float32), np.frombuffer(values_of(out)["conf_proj.bias"], np.float32))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["gated", "rnn", "domino"])
+def test_llama_cpp_refuses_a_head_that_it_does_not_know(tmp_path: Path, kind: str) -> None:
+    """It counts the tensors: such a file is refused when it is loaded, never run as a draft with another head."""
+    config, tensors, sizes = pair_draft()
+    if kind == "domino":
+        config["dflash_config"] |= DOMINO_FIELDS
+        tensors |= domino_tensors(**sizes)
+    else:
+        tensors |= markov("markov_head.", "confidence_head.proj", **sizes)
+        tensors |= markov_kinds(sizes["hidden"])[kind]
+    source = checkpoint(tmp_path / "d", config, tensors)
+    draft = convert(source, tmp_path / "o.gguf", "--target", PAIR_TARGET)
+
+    with pytest.raises(LlamaCrashed, match="wrong number of tensors"):
+        LlamaServer(PAIR_TARGET, draft, threads=1, kind="DFLASH" if kind == "domino" else "DSPARK")

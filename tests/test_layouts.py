@@ -16,7 +16,6 @@ import pytest
 import tiny
 from click.testing import CliRunner
 from dflash_gguf.convert import fields as f
-from dflash_gguf.convert.checkpoint import open_checkpoint
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
 from dflash_gguf.convert.gguf import read_gguf
@@ -25,6 +24,7 @@ from dflash_gguf.quantize.cli import main as quantize_main
 from heads import (
     DOMINO_FIELDS,
     GRU,
+    PAIR_TARGET,
     RANK,
     Tensors,
     convert,
@@ -32,9 +32,10 @@ from heads import (
     domino_tensors,
     flat,
     markov,
+    pair_draft,
     random,
     values_of,
-)  # fmt: skip
+)
 from hostile import edited, refused
 from llama_client import LlamaServer
 
@@ -477,28 +478,12 @@ def test_odd_shard_names_are_found_by_the_index(tmp_path: Path, target: Path) ->
     )
 
 
-PAIR = Path(__file__).resolve().parent.parent / "examples" / "pair"
-
-
-def pair_with_markov_head() -> tuple[dict[str, Any], Tensors]:
-    """The trained v1 draft of the example pair, with a random Markov head as SpecForge exports one."""
-    checkpoint = open_checkpoint(PAIR / "draft-v1")
-    raw = {f.path: f.path.read_bytes() for f in checkpoint.files}
-    tensors: Tensors = {
-        n: (t.dtype, np.frombuffer(raw[t.file][t.offset : t.offset + t.nbytes], np.uint16).reshape(t.shape)) for n, t in checkpoint.tensors.items()
-    }  # fmt: skip
-    hidden, vocab = (checkpoint.config.integer(k) or 0 for k in ("hidden_size", "vocab_size"))
-    tensors |= {
-        "markov_head.markov_w1.weight": random(1, vocab, 32), "markov_head.markov_w2.weight": random(2, vocab, 32),
-        "confidence_head.proj.weight": random(3, 1, hidden + 32), "confidence_head.proj.bias": random(4, 1),
-    }  # fmt: skip
-    return checkpoint.config.values | {"architectures": ["DSparkDraftModel"]}, tensors
-
-
 def test_llama_cpp_speculates_with_a_canonical_dspark_draft(tmp_path: Path) -> None:
     """Its loader takes every key and tensor, it drafts, has drafts accepted, and starts with the target's own text."""
-    config, tensors = pair_with_markov_head()
-    goal = PAIR / "Pair-Target-BF16.gguf"
+    config, tensors, sizes = pair_draft()
+    config["architectures"] = ["DSparkDraftModel"]
+    tensors |= markov("markov_head.", "confidence_head.proj", **sizes)
+    goal = PAIR_TARGET
     draft = convert(
         tiny.write_draft(tmp_path / "d", config=config, tensors=tensors),
         tmp_path / "o.gguf",
