@@ -12,6 +12,7 @@ from .conversion import Outcome, plan_conversion, run_plan
 from .draft import read_draft
 from .errors import UsageError, command_errors
 from .ggml import type_name
+from .heads import unknown_to_llama_cpp
 from .hub import resolve
 from .options import FIELD_OPTIONS, REVISION, TARGET, given_fields
 from .output import check_output
@@ -64,7 +65,10 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
         goal = read_target(target, given["pre_tokenizer"]) if target else None
         plan = plan_conversion(draft, goal, given["outtype"], given["dialect"], revision)
         if not given["quiet"]:
-            for note in filter(None, [template_note(plan.fields), *published_notes(plan.spec)]):
+            head = unknown_to_llama_cpp(plan.spec) if given["dialect"] == "canonical" else ""
+            refusal = f"llama.cpp has no {head} and does not load this file" if head else ""
+            notes = [template_note(plan.fields), *published_notes(plan.spec), refusal]
+            for note in filter(None, notes):
                 click.echo(f"note: {note}", err=True)
         if given["dry_run"]:
             click.echo(

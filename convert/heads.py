@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .errors import InputError
-from .spec import Domino
+from .spec import Domino, DraftSpec
 
 VARIANT_MARKS = {
     "dflash2": ("selector",),
@@ -35,6 +35,13 @@ def variant_of(names: Iterable[str]) -> str:
         if any(mark in name for name in known for mark in marks):
             return variant
     return "dflash1"
+
+
+def unknown_to_llama_cpp(spec: DraftSpec) -> str:
+    """The head for which llama.cpp refuses the draft's canonical file, in words; empty where it knows it."""
+    if spec.variant == "domino":
+        return "Domino head"
+    return f"{spec.markov_head_type} Markov head" if spec.markov_head_type != "vanilla" else ""
 
 
 def head_fields(

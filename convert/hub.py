@@ -1,7 +1,7 @@
 """A draft from the Hugging Face hub: a repository id becomes a folder of one exact commit, its bytes checked.
 
-Only config, tokenizer, index and safetensors files are fetched: no code, no pickles. The hub's own cache and its offline
-mode are honoured. A download can end well with the wrong bytes, so every large file is hashed against its name.
+Only config, tokenizer, index and safetensors files are fetched, and the PyTorch files of heads: no code. The hub's own cache and
+its offline mode are honoured. A download can end well with the wrong bytes, so every large file is hashed against its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .errors import EnvironmentFault, InputError, UsageError
 from .files import open_regular
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-FILES = ("*.json", "*.safetensors", "*.jinja")
+FILES = (
+    "*.json", "*.safetensors", "*.jinja", "*head*.pt", "*head*.pth", "*head*.bin", "*mask_embedding.pt",
+)  # fmt: skip
 SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FILE_SUFFIXES = (".gguf", ".safetensors", ".json")

@@ -73,6 +73,10 @@ def test_domino_file_has_its_head_and_says_how_it_predicts(tmp_path: Path, targe
         spec.sample_from_anchor,
     )
     assert "Domino" == file.kv["general.finetune"]
+    said = CliRunner().invoke(
+        main, [str(out), str(tmp_path / "p.gguf"), "--target", str(target), "--dry-run"]
+    )
+    assert "note: llama.cpp has no Domino head and does not load this file" in said.output
     for name, source in (("gru_ih", "prefix_gru.weight_ih_l0"), ("gru_hh", "prefix_gru.weight_hh_l0"), ("w1", "embed_proj.0.weight"), ("w2", "embed_proj.2.weight")):  # fmt: skip
         assert DOMINO[source][1].tobytes() == found[f"domino_{name}.weight"]
     for name, size in (("start", GRU), ("gru_ih.bias", 3 * GRU), ("gru_hh.bias", 3 * GRU), ("w1.bias", RANK), ("w2.bias", tiny.VOCAB)):  # fmt: skip

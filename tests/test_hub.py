@@ -16,7 +16,8 @@ import pytest
 import tiny
 from dflash_gguf.convert.errors import InputError
 from dflash_gguf.convert.gguf import read_gguf
-from dflash_gguf.convert.hub import check_blob, is_repository
+from dflash_gguf.convert.hub import FILES, check_blob, is_repository
+from huggingface_hub.utils import filter_repo_objects
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -100,6 +101,16 @@ def test_repository_is_quantised_and_inspected_like_its_folder(tmp_path: Path) -
         shown.returncode,
         json.loads(shown.stdout)["inspection"]["spec"]["variant"],
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("dflash_aux_heads.pt", True), ("dflash/mask_embedding.pt", True), ("markov_head.safetensors", True),
+     ("optimizer.pt", False), ("pytorch_model.bin", False), ("modeling_dflash.py", False)],
+)  # fmt: skip
+def test_files_of_heads_are_fetched_and_other_pickles_are_not(name: str, wanted: bool) -> None:
+    """By the hub's own reading of the patterns."""
+    assert [name] * wanted == list(filter_repo_objects([name], allow_patterns=list(FILES)))
 
 
 class Nothing(BaseHTTPRequestHandler):
