@@ -2,7 +2,7 @@
 
 llama.cpp takes a draft's embedding and output head from the target where the draft has none. A draft that knows its
 mask token by a vector of its own (MiMo) needs the target's whole table with that one row replaced, and with a table of its own it
-needs the head too: llama.cpp would otherwise take the table for the head.
+needs the head too: llama.cpp (b11434) would otherwise take the table for the head.
 """
 
 from __future__ import annotations

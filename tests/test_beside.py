@@ -376,7 +376,7 @@ def test_table_of_the_drafts_own_gets_the_row(tmp_path: Path, target: Path) -> N
 def test_draft_with_an_embedding_of_its_own_gets_the_targets_head(
     tmp_path: Path, target: Path
 ) -> None:
-    """llama.cpp takes a draft's own table for its head where the draft has no head (MiniMax drafts): so it gets one."""
+    """llama.cpp (b11434) takes a draft's own table for its head where the draft has no head (MiniMax drafts): so it gets one."""
     own = {"embed_tokens.weight": random(53, tiny.VOCAB, tiny.H)}
     out = convert(
         tiny.write_draft(tmp_path / "d", tensors=V1 | own), tmp_path / "o.gguf", "--target", target

@@ -20,7 +20,8 @@ from dflash_gguf.convert.gguf_dialects import spec_from_gguf
 from dflash_gguf.convert.gguf_writer import GgufLayout, GgufOutput
 from dflash_gguf.convert.names import GGUF_DIALECTS, ordered
 from dflash_gguf.convert.spec import Conv, Domino, DraftSpec, RopeScaling, Selector
-from dflash_gguf.convert.spelling import architecture_of, spell_fields
+from dflash_gguf.convert.spelling import READERS, architecture_of, spell_fields
+from heads import convert, markov
 from hostile import edited
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -116,14 +117,6 @@ def test_every_dialect_says_the_whole_spec(spec: DraftSpec, column: str, target:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny target as a GGUF."""
     return tiny.write_target_gguf(tmp_path_factory.mktemp("target") / "target.gguf")
-
-
-def convert(source: Path, output: Path, *more: Any) -> Path:
-    """A conversion that must succeed."""
-    result = CliRunner().invoke(main, [str(a) for a in (source, output, *more)])
-
-    assert 0 == result.exit_code, result.output
-    return output
 
 
 @pytest.mark.parametrize("v2", [False, True])
@@ -348,6 +341,40 @@ def test_transposed_fc_is_mended_only_by_the_word_for_it(
         assert (3, True) == (refused.exit_code, "--fc" in refused.output), refused.output
         mended = convert(broken, tmp_path / f"{word}-mended.gguf", "--target", target, "--fc", word)
         assert good.read_bytes() == mended.read_bytes()
+
+
+def in_keys_of(good: Path, output: Path, architecture: str, deep: bool) -> Path:
+    """The canonical file under another architecture; `deep`: DFlash's own keys stand one level deeper, as patched files have them."""
+    file = read_gguf(good)
+    own = {"dflash.block_size", "dflash.mask_token_id", "dflash.target_layer_ids"}
+    ours = {k: v for k, v in file.fields.items() if k.startswith("dflash.")}
+    keys = {
+        f"{architecture}.{'dflash.' if deep and k in own else ''}{k.removeprefix('dflash.')}": v
+        for k, v in ours.items()
+    }
+    fields = {k.replace(".", "__"): v for k, v in keys.items()} | {
+        "general__architecture": f.text(architecture)
+    }
+    return edited(good, output, tuple(ours), **fields)
+
+
+@pytest.mark.parametrize("dspark", [False, True])
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("architecture", sorted(READERS))
+def test_any_architecture_with_any_depth_of_keys_becomes_the_canonical_file(
+    tmp_path: Path, target: Path, good: Path, architecture: str, deep: bool, dspark: bool
+) -> None:
+    """Hand-patched files mix `dflash.dflash.*` with llama.cpp's keys, old DSpark files have an architecture of their own."""
+    if dspark:
+        source = tiny.write_draft(
+            tmp_path / "d",
+            tensors=tiny.draft_tensors() | markov("markov_head.", "confidence_head.proj"),
+        )
+        good = convert(source, tmp_path / "good.gguf", "--target", target)
+    patched = in_keys_of(good, tmp_path / "patched.gguf", architecture, deep)
+    mended = convert(patched, tmp_path / "mended.gguf", "--target", target)
+
+    assert good.read_bytes() == mended.read_bytes()
 
 
 def test_stray_tensor_of_another_variant_is_refused(tmp_path: Path) -> None:
