@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import click
 
 from .console import HELP, PATH, SHARED, Command, options, progress_bar, result_json
 from .conversion import Outcome, plan_conversion, run_plan
-from .draft import read_draft
-from .errors import UsageError, command_errors
+from .defects import name_in_file
+from .description import describe
+from .draft import Draft, read_draft
+from .errors import UsageError, command_errors, one_line
 from .ggml import type_name
 from .heads import unknown_to_llama_cpp
 from .hub import resolve
-from .options import FIELD_OPTIONS, REVISION, TARGET, given_fields
+from .options import FIELD_OPTIONS, REVISION, TARGET, given_fields, given_sources
 from .output import check_output
 from .plan import OUTTYPES, ConvertPlan
 from .published import recognise
@@ -62,19 +65,19 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
         check_names(source, output, target, dry_run=given["dry_run"], overwrite=given["overwrite"])
         source, revision = resolve(source, given["revision"], quiet=given["quiet"])
         draft = read_draft(source, given_fields(given), given["config"], given["fc"] or "")
+        draft = replace(draft, sources={**draft.sources, **given_sources(given)})
         goal = read_target(target, given["pre_tokenizer"]) if target else None
         plan = plan_conversion(draft, goal, given["outtype"], given["dialect"], revision)
         if not given["quiet"]:
             head = unknown_to_llama_cpp(plan.spec) if given["dialect"] == "canonical" else ""
             refusal = f"llama.cpp has no {head} and does not load this file" if head else ""
-            notes = [template_note(plan.fields), *published_notes(plan.spec), refusal]
+            notes = [template_note(plan.fields), *published_notes(draft, plan.spec), refusal]
             for note in filter(None, notes):
                 click.echo(f"note: {note}", err=True)
         if given["dry_run"]:
+            body = {"plan": plan.to_json() | {"sources": dict(draft.sources)}}
             click.echo(
-                result_json("dflash-convert", {"plan": plan.to_json()})
-                if given["as_json"]
-                else show_plan(plan)
+                result_json("dflash-convert", body) if given["as_json"] else show_plan(plan, draft)
             )
             return
         used = {k: v for k, v in given.items() if k not in UNRECORDED and v is not None}
@@ -109,9 +112,9 @@ def check_names(
         check_output(output, overwrite=overwrite, inputs=[source, *([target] if target else [])])
 
 
-def published_notes(spec: DraftSpec) -> list[str]:
+def published_notes(draft: Draft, spec: DraftSpec) -> list[str]:
     """What differs from the published draft that this one looks like; nothing where it is none, or exactly one."""
-    found = recognise(spec)
+    found = recognise(spec, name_in_file(draft))
     return (
         [f"this looks like {found[0].name}, but {difference}" for difference in found[1]]
         if found
@@ -119,8 +122,8 @@ def published_notes(spec: DraftSpec) -> list[str]:
     )
 
 
-def show_plan(plan: ConvertPlan) -> str:
-    """The plan as a table."""
+def show_plan(plan: ConvertPlan, draft: Draft) -> str:
+    """What the draft is and where every value came from, then the plan as a table."""
     infos = plan.layout.infos
     rows = [
         f"{infos[t.name].offset:>12}  {t.nbytes:>12}  {type_name(t.type):<5} {'x'.join(map(str, t.shape)):<16} {t.name}"
@@ -128,8 +131,9 @@ def show_plan(plan: ConvertPlan) -> str:
         for t in plan.tensors
     ]
     head = f"{'offset':>12}  {'bytes':>12}  type  {'shape':<16} tensor"
+    words = [f"{name:<12}{one_line(text, 600)}" for name, text in describe(draft)]
     return "\n".join(
-        [head, *rows, f"{plan.layout.size} bytes in all; nothing was written (dry run)"]
+        [*words, head, *rows, f"{plan.layout.size} bytes in all; nothing was written (dry run)"]
     )
 
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from .canonical import TargetFacts, canonical_fields
-from .draft import Draft, facts_of_target, mismatches
+from .draft import Draft, facts_of_target
 from .errors import UsageError
 from .ggml import type_name
 from .gguf_writer import GgufWriter
 from .output import OutputSet
+from .pairing import mismatches
 from .plan import ConvertPlan, main_type, plan_tensors, weight_count
 from .spec import DraftSpec
 from .spelling import DIALECTS, spell_fields

@@ -149,6 +149,6 @@ def read_strings(c: Cursor, count: int, key: str) -> list[str]:
     if len(values) < count:  # the careful reader says what is wrong with this one
         c.position = start - 8
         c.text(f"string {len(values)} of {key}")
-    if any("\0" in value for value in values):
-        raise c.fault(f"a string of {key} has a NUL byte", expected="none")
+    if broken := next((value for value in values if "\0" in value), ""):
+        raise c.fault(f"a string of {key} has a NUL byte", repr(broken[:32]), "none")
     return values

@@ -218,32 +218,3 @@ def facts_of_target(target: Target) -> TargetFacts:
         s.name,
         s.multi_section_rope,
     )
-
-
-def mismatches(draft: Draft, target: Target) -> list[InputError]:
-    """Every reason why `target` cannot be the target of `draft`, empty where it fits."""
-    spec, t = draft.spec, target.spec
-    rules = (
-        ("hidden size", spec.target_hidden_size, t.hidden_size),
-        ("vocabulary size", spec.vocab_size, t.vocab_size),
-        ("number of layers", spec.num_target_layers or t.num_hidden_layers, t.num_hidden_layers),
-        ("tokenizer", draft.facts.tokenizer_hash or target.tokenizer_hash, target.tokenizer_hash),
-    )
-    faults = [
-        InputError(
-            f"the target does not fit: its {name} is another", found=found, where=target.path, expected=f"{wanted} ({draft.path})",
-            fix="point --target at the model this draft was trained for",
-        )
-        for name, wanted, found in rules
-        if wanted != found
-    ]  # fmt: skip
-    outside = [i for i in spec.target_layer_ids if i >= t.num_hidden_layers]
-    if outside:
-        faults.append(
-            InputError(
-                "the target does not fit: captured layers are out of its range", found=outside, where=target.path,
-                expected=f"0 to {t.num_hidden_layers - 1} ({t.num_hidden_layers} layers in the target)",
-                fix="point --target at the model this draft was trained for",
-            )
-        )  # fmt: skip
-    return faults

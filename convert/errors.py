@@ -96,11 +96,15 @@ def one_line(value: object, limit: int = 120) -> str:
 
 
 def render(error: DflashError) -> str:
-    """The error as the terminal shows it: one line `error: what`, then one indented line a part."""
+    """The error as the terminal shows it: what, found and where in one line, then what was expected and the fix."""
     parts = error.parts()
-    lines = [f"error: {one_line(parts.pop('what'), 200)}"]
-    lines += [f"  {name:<9} {one_line(value, 400)}" for name, value in parts.items()]
-    return "\n".join(lines)
+    what = one_line(parts.pop("what"), 200)
+    place = "".join(
+        f"; {n} {one_line(parts.pop(n), 400)}" for n in ("found", "where") if n in parts
+    )
+    return "\n".join(
+        [f"error: {what}{place}", *(f"  {n:<9} {one_line(v, 400)}" for n, v in parts.items())]
+    )
 
 
 def error_json(error: DflashError, command: str) -> str:

@@ -64,7 +64,7 @@ class GgufFile:
         name = self.ask.text("general.architecture")
         if not name:
             raise InputError(
-                "GGUF names no architecture", where=f"{self.path}: general.architecture",
+                "GGUF names no architecture", found="no key" if name is None else "an empty text", where=f"{self.path}: general.architecture",
                 expected="a non-empty string", fix="this is not a model file; convert the checkpoint again",
             )  # fmt: skip
         return name

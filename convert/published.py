@@ -1,13 +1,16 @@
 """The drafts that people have published (`manifests/drafts/*.toml`): recognise one by its tensors, say what differs.
 
 The same geometry has been published with different windows, masks and layers, and one name with several geometries;
-so the name is the one whose known fields fit best, and a difference is a note, never an error. Pure but for its table.
+so the name is the one that the file names, else the one whose known fields fit best, and a difference is a note. Only
+what converters are known to have damaged (a dropped window, layer ids stored by the other convention) is a defect, and
+only where everything else fits. Pure but for its table.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -40,6 +43,8 @@ class Published:
     causal: str
     """`none`, `all` or `sliding`; empty where it is not known."""
     notes: str
+    target: str = ""
+    """Family of the target's GGUF architecture, where it is known."""
 
     def supplied(self) -> dict[str, Any]:
         """What it can supply to a file that lost it, as `given` fields of the readers."""
@@ -60,18 +65,61 @@ class Published:
             self.fields[name] == getattr(spec, name) for name in GEOMETRY
         )
 
-    def differences(self, spec: DraftSpec) -> list[str]:
-        """What the spec says otherwise, as `field: found, published value`."""
-        wanted = {
+    def values(self, spec: DraftSpec) -> dict[str, Any]:
+        """The spec fields that are known of it; causality follows its own sliding layers, else the spec's."""
+        known = {
             name: self.fields[name] for name in (*PLAIN, "sliding_layers") if name in self.fields
         }
         if self.causal:
-            wanted["causal_layers"] = causality(self.causal, spec.sliding_layers)
+            sliding = known.get("sliding_layers", spec.sliding_layers)
+            known["causal_layers"] = causality(self.causal, sliding)
+        return known
+
+    def differing(self, spec: DraftSpec, unknown: Collection[str] = ()) -> dict[str, Any]:
+        """The fields that the spec says otherwise, with the published value; those that are `unknown` are not asked."""
+        return {
+            name: value
+            for name, value in self.values(spec).items()
+            if name not in unknown and getattr(spec, name) != value
+        }
+
+    def differences(self, spec: DraftSpec, unknown: Collection[str] = ()) -> list[str]:
+        """What the spec says otherwise, as `field is found, published was value`."""
         return [
             f"{name} is {shown(getattr(spec, name))}, published was {shown(value)}"
-            for name, value in wanted.items()
-            if getattr(spec, name) != value
+            for name, value in self.differing(spec, unknown).items()
         ]
+
+    def named_in(self, text: str) -> bool:
+        """Whether `text` (a file's own name for its model) names this draft or its target."""
+        stem = re.sub(r"[-_ ]DFlash.*| \(.*", "", self.name.rpartition("/")[2], flags=re.IGNORECASE)
+        return f"-{slug(stem)}-" in f"-{slug(text)}-"
+
+    def lost_window(self, spec: DraftSpec) -> bool:
+        """Whether this draft has a sliding window and the spec none."""
+        return bool(self.fields.get("sliding_window")) and spec.sliding_window == 0
+
+    def shift(self, spec: DraftSpec) -> int:
+        """What every layer id of the spec lies above the published one; 0 where they are equal or not shifted by one."""
+        apart = {
+            a - b
+            for a, b in zip(spec.target_layer_ids, self.fields["target_layer_ids"], strict=True)
+        }
+        return apart.pop() if apart in ({1}, {-1}) else 0
+
+    def is_damaged(self, spec: DraftSpec, unknown: Collection[str] = ()) -> bool:
+        """Whether the spec is this draft, but for what converters are known to have damaged."""
+        excused = set()
+        if self.lost_window(spec):
+            excused |= {"sliding_window", "sliding_layers", "causal_layers"}
+        if self.shift(spec):
+            excused |= {"target_layer_ids"}
+        return self.differing(spec, unknown).keys() <= excused
+
+
+def slug(text: str) -> str:
+    """`text` in lower case, its words joined by single dashes."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 
 def shown(value: Any) -> str:
@@ -85,26 +133,42 @@ def published() -> tuple[Published, ...]:
     folder = resources.files("dflash_gguf.manifests").joinpath("drafts")
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
     return tuple(
-        from_row(row) for f in files for row in tomllib.loads(f.read_text("utf-8"))["draft"]
+        from_row(row, table.get("target", ""))
+        for table in (tomllib.loads(f.read_text("utf-8")) for f in files)
+        for row in table["draft"]
     )
 
 
-def from_row(row: Mapping[str, Any]) -> Published:
-    """One row of a table; `layers` has a letter a layer, s for sliding and f for full."""
+def from_row(row: Mapping[str, Any], target: str = "") -> Published:
+    """One row of a table; `layers` has a letter a layer, s for sliding and f for full. `target` is the table's."""
     fields = {name: row[name] for name in (*GEOMETRY, *PLAIN) if name in row}
     fields["target_layer_ids"] = tuple(fields["target_layer_ids"])
     if "layers" in row:
         fields["sliding_layers"] = tuple(letter == "s" for letter in row["layers"])
         fields.setdefault("sliding_window", 0)
     return Published(
-        row["name"], fields, row["captures"], row.get("causal", ""), row.get("notes", "")
+        row["name"], fields, row["captures"], row.get("causal", ""), row.get("notes", ""), target
     )
 
 
-def recognise(spec: DraftSpec) -> tuple[Published, list[str]] | None:
-    """The published draft that fits best and what differs from it, None where no geometry fits."""
-    found = [(p, p.differences(spec)) for p in published() if p.has_geometry(spec)]
-    return min(found, key=lambda pair: len(pair[1])) if found else None
+def candidates(spec: DraftSpec, name: str = "", unknown: Collection[str] = ()) -> list[Published]:
+    """The published drafts of the spec's geometry, the likeliest first: those that `name` names, then by what differs."""
+
+    def rank(p: Published) -> tuple[bool, int]:
+        return not p.named_in(name), len(p.differing(spec, unknown))
+
+    return sorted((p for p in published() if p.has_geometry(spec)), key=rank)
+
+
+def recognise(
+    spec: DraftSpec, name: str = "", unknown: Collection[str] = ()
+) -> tuple[Published, list[str]] | None:
+    """The likeliest published draft and what differs from it, None where no geometry fits.
+
+    `name` is what the file calls its model; `unknown` are fields of the spec that mean nothing.
+    """
+    best = next(iter(candidates(spec, name, unknown)), None)
+    return None if best is None else (best, best.differences(spec, unknown))
 
 
 def by_name(name: str) -> Published:

@@ -13,6 +13,7 @@ from . import fields as kinds
 from .draft import Draft
 from .ggml import F32
 from .gguf import GgufFile
+from .names import generic, lookup
 from .spelling import MAX_IK_TAPS, READERS
 
 
@@ -24,7 +25,10 @@ class Verdict:
     loads: bool | None
     """None where it is not known."""
     reasons: tuple[str, ...] = ()
+    """Why it does not load it, or runs it wrongly."""
     remarks: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
+    """Those of the reasons that converting the file again takes away."""
 
 
 def verdicts(draft: Draft) -> list[Verdict]:
@@ -32,36 +36,49 @@ def verdicts(draft: Draft) -> list[Verdict]:
     return [] if draft.gguf is None else [rule(draft, draft.gguf) for rule in RUNTIMES]
 
 
+def verdict(
+    runtime: str, file_is: list[str], draft_is: list[str], remarks: list[str] | None = None
+) -> Verdict:
+    """A verdict from what is wrong with the file (a conversion mends it) and with the draft (nothing does)."""
+    reasons = (*file_is, *draft_is)
+    return Verdict(runtime, not reasons, reasons, tuple(remarks or ()), tuple(file_is))
+
+
+def strange(draft: Draft, column: str) -> list[str]:
+    """That tensors are not named as a dialect names them, with the first of them."""
+    assert draft.gguf is not None
+    names = [name for name in draft.gguf.tensors if generic(name)[0] not in lookup(column)]
+    return [f"{len(names)} tensors have names it does not know ({names[0]})"] if names else []
+
+
 def llama_cpp(draft: Draft, file: GgufFile) -> Verdict:
     """llama.cpp with the architecture `dflash` (b11434)."""
     spec, kv = draft.spec, file.kv
-    reasons = []
+    faults, limits, remarks = [], [], []
     if file.architecture != "dflash":
-        reasons.append(f"architecture {file.architecture} is not known to it")
-    if draft.dialect != "gguf":
-        reasons.append("tensor names are another dialect's")
+        faults.append(f"architecture {file.architecture} is not known to it")
+    faults += strange(draft, "gguf")
     for key in ("dflash.target_layers", "tokenizer.ggml.tokens", "tokenizer.ggml.mask_token_id"):
         if key not in kv:
-            reasons.append(f"{key} is missing")
+            faults.append(f"{key} is missing")
     loose = [t.name for t in file.tensors.values() if t.type != F32 and wants_f32(draft, t.name)]
     if loose:
-        reasons.append(
+        faults.append(
             f"{len(loose)} norms or bases are not F32 ({loose[0]}): it aborts at the first draft"
         )
-    if spec.num_target_layers and spec.num_target_layers - 1 in spec.target_layer_ids:
-        reasons.append("the target's last layer is captured: it aborts")
-    if spec.variant == "domino":
-        reasons.append("it knows no Domino head")
-    remarks = []
+    if "dflash.block_size" not in kv:
+        faults.append("dflash.block_size is missing: it takes 16")
     if spec.causal is None:
         remarks.append("its layers differ in causality and it has one flag: all run two-sided")
     elif spec.causal and kv.get("dflash.attention.causal") is not True:
-        reasons.append(
+        faults.append(
             "all layers are causal and dflash.attention.causal does not say so: it drafts two-sided"
         )
-    if "dflash.block_size" not in kv:
-        reasons.append("dflash.block_size is missing: it takes 16")
-    return Verdict("llama.cpp", not reasons, tuple(reasons), tuple(remarks))
+    if spec.num_target_layers and spec.num_target_layers - 1 in spec.target_layer_ids:
+        limits.append("the target's last layer is captured: it aborts")
+    if spec.variant == "domino":
+        limits.append("it knows no Domino head")
+    return verdict("llama.cpp", faults, limits, remarks)
 
 
 def wants_f32(draft: Draft, name: str) -> bool:
@@ -71,52 +88,50 @@ def wants_f32(draft: Draft, name: str) -> bool:
 
 def lucebox(draft: Draft, file: GgufFile) -> Verdict:
     """Lucebox's server, as of July 2026."""
-    arch, reasons, remarks = file.architecture, [], []
+    arch, faults, limits, remarks = file.architecture, [], [], []
     if READERS[arch] == "gguf":
-        reasons.append(
+        faults.append(
             f"architecture {arch} is not known to the loader that was read; newer ones are said to take llama.cpp's file"
         )
-    if draft.dialect != "lucebox":
-        reasons.append("tensor names are another dialect's")
+    faults += strange(draft, "lucebox")
     ids = file.fields.get(f"{arch}.dflash.target_layer_ids")
     if ids is None or ids.item != kinds.I32:
-        reasons.append(f"{arch}.dflash.target_layer_ids is not an array of int32")
+        faults.append(f"{arch}.dflash.target_layer_ids is not an array of int32")
     if draft.spec.rms_norm_eps != 1e-6:
-        reasons.append(f"it computes with epsilon 1e-6, the draft with {draft.spec.rms_norm_eps:g}")
+        limits.append(f"it computes with epsilon 1e-6, the draft with {draft.spec.rms_norm_eps:g}")
     if not all(draft.spec.causal_layers) or draft.spec.sliding_window:
         remarks.append("it anchors the window at the last token and runs the block causally")
-    if draft.spec.variant == "dflash2" and not reasons:
+    if draft.spec.variant == "dflash2" and not faults + limits:
         return Verdict("Lucebox", None, remarks=("its loader for DFlash 2 was not seen",))
-    return Verdict("Lucebox", not reasons, tuple(reasons), tuple(remarks))
+    return verdict("Lucebox", faults, limits, remarks)
 
 
 def ik(draft: Draft, file: GgufFile) -> Verdict:
     """ik_llama.cpp, buun, beellama."""
-    arch, spec, reasons = file.architecture, draft.spec, []
+    arch, spec, faults, limits = file.architecture, draft.spec, [], []
     if arch != "dflash-draft":
-        reasons.append(f"architecture {arch} is not known to it")
-    if draft.dialect != "ik":
-        reasons.append("tensor names are another dialect's")
+        faults.append(f"architecture {arch} is not known to it")
+    faults += strange(draft, "ik")
     for key in (f"{arch}.dflash.n_target_features", "tokenizer.ggml.tokens"):
         if not file.fields.get(key):
-            reasons.append(f"{key} is missing")
+            faults.append(f"{key} is missing")
     if len(spec.target_layer_ids) > MAX_IK_TAPS:
-        reasons.append(f"{len(spec.target_layer_ids)} captured layers, it takes {MAX_IK_TAPS}")
-    if spec.variant != "dflash1" and not reasons:
+        limits.append(f"{len(spec.target_layer_ids)} captured layers, it takes {MAX_IK_TAPS}")
+    if spec.variant != "dflash1" and not faults + limits:
         return Verdict(
             "ik_llama.cpp", None, remarks=(f"its loader for {spec.variant} was not seen",)
         )
-    return Verdict("ik_llama.cpp", not reasons, tuple(reasons))
+    return verdict("ik_llama.cpp", faults, limits)
 
 
 def ours(draft: Draft, file: GgufFile) -> Verdict:
     """dflash-validate."""
-    reasons = []
+    faults, limits = [], []
     if draft.dialect == "any":
-        reasons.append("names of several dialects are mixed")
+        faults.append("names of several dialects are mixed")
     if draft.spec.variant not in ("dflash1", "dflash2"):
-        reasons.append(f"its engine has no {draft.spec.variant} drafter")
-    return Verdict("dflash-validate", not reasons, tuple(reasons))
+        limits.append(f"its engine has no {draft.spec.variant} drafter")
+    return verdict("dflash-validate", faults, limits)
 
 
 RUNTIMES: tuple[Callable[[Draft, GgufFile], Verdict], ...] = (llama_cpp, lucebox, ik, ours)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
 import struct
-import time
-import tracemalloc
-from collections.abc import Callable
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import tiny
 from click.testing import CliRunner
 from dflash_gguf.convert import fields as f
-from dflash_gguf.convert.cli import main
+from dflash_gguf.convert.cli import main as convert
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.gguf_writer import GgufOutput
-from dflash_gguf.convert.inspect_cli import main as inspect_main
+from dflash_gguf.convert.inspect_cli import main as inspect
+from dflash_gguf.quantize.cli import main as quantize
+from dflash_gguf.runtime.cli import main as validate
 
 
 def text(value: bytes | str) -> bytes:
@@ -94,42 +101,91 @@ def canonical_bytes(folder: Path) -> bytes:
         tiny.write_target_gguf(folder / "canonical-target.gguf"),
     )
     result = CliRunner().invoke(
-        main, [str(tiny.write_draft(folder / "canonical")), str(out), "--target", str(target)]
+        convert, [str(tiny.write_draft(folder / "canonical")), str(out), "--target", str(target)]
     )
 
     assert 0 == result.exit_code, result.output
     return out.read_bytes()
 
 
-def refused(command: Callable[..., Any], *arguments: Any, code: int = 3, seconds: float = 5) -> str:
-    """The message of a run that must be refused: the exit code, in time, in memory, without a trace.
+@dataclass(frozen=True)
+class Run:
+    """What a command in a process of its own came to."""
 
-    A refusal takes well under a second of processor time on a quiet machine; the bound here is for a busy one, where a
-    hang is what it must catch.
+    code: int
+    output: str
+    peak: int
+    """Bytes of memory at most, interpreter and imports included."""
+    seconds: float
+    """Processor time."""
+
+
+@cache
+def server() -> subprocess.Popen[str]:
+    """The process that runs commands; it ends with this one."""
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("refusal_server.py")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    atexit.register(process.kill)
+    return process
+
+
+def run_alone(name: str, *words: Any) -> Run:
+    """A command in a process of its own, measured."""
+    process = server()
+    assert process.stdin
+    assert process.stdout
+    print(
+        json.dumps({"name": name, "words": [str(w) for w in words]}), file=process.stdin, flush=True
+    )
+    return Run(**json.loads(process.stdout.readline()))
+
+
+LIMIT_BYTES, LIMIT_SECONDS = 256 << 20, 1.0
+
+
+def refused(command: click.Command, *words: Any, code: int = 3) -> str:
+    """The message of a run that must be refused: exit code, one line with file, place and value, time, memory.
+
+    The command runs in a process of its own, whose whole peak must stay below 256 MiB and whose processor time below a
+    second, and once more in this one, where the tests of coverage see it; both must say the same.
     """
-    tracemalloc.start()
-    start = time.process_time()
-    result = CliRunner().invoke(command, [str(a) for a in arguments])
-    used, peak = time.process_time() - start, tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    alone = run_alone(str(command.name), *words)
+    here = CliRunner().invoke(command, [str(w) for w in words])
 
-    assert code == result.exit_code, result.output
-    assert result.output.startswith("error: "), result.output
-    assert "Traceback" not in result.output
-    assert used < seconds
-    assert peak < 256 << 20
-    return result.output
+    assert code == alone.code, alone.output
+    assert (alone.code, alone.output) == (here.exit_code, here.output)
+    headline = alone.output.splitlines()[0]
+    assert headline.startswith("error: "), alone.output
+    assert "; where " in headline, headline
+    assert "Traceback" not in alone.output
+    assert alone.seconds < LIMIT_SECONDS
+    assert alone.peak < LIMIT_BYTES
+    return alone.output
 
 
 def refused_everywhere(path: Path, folder: Path) -> str:
-    """The message of dflash-convert for a file that is hostile as a source; inspect and --target must refuse it too."""
-    out = folder / "out.gguf"
-    before = {p.name for p in folder.iterdir()}
-    refused(inspect_main, path)
-    refused(main, tiny.write_draft(folder.parent / f"{folder.name}-draft"), out, "--target", path)
-    message = refused(
-        main, path, out, "--target", tiny.write_target(folder.parent / f"{folder.name}-target")
-    )
+    """The message of dflash-convert for a file that is hostile as a source; every other use of it must be refused too.
 
-    assert before == {p.name for p in folder.iterdir()}
+    An output that is there already must stay as it is, although it may be overwritten, and nothing new may appear.
+    """
+    out = folder / "out.gguf"
+    out.write_bytes(b"old")
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    draft, target = (folder.parent / f"{folder.name}-{kind}" for kind in ("draft", "target"))
+    tiny.write_draft(draft)
+    tiny.write_target(target)
+    refused(inspect, path)
+    refused(inspect, draft, "--target", path)
+    refused(convert, draft, out, "--target", path, "--overwrite")
+    refused(quantize, path, out, "--scheme", "q8_0", "--overwrite")
+    refused(validate, path, "--target", path, "--prompts", "pair", "--out", folder / "record.json")
+    message = refused(convert, path, out, "--target", target, "--overwrite")
+
+    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
+    headline = message.splitlines()[0]
+    assert path.name in headline, headline
+    assert "; found " in headline, headline
     return message

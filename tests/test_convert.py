@@ -575,7 +575,7 @@ def test_inspect_shows_both_readings_of_the_layer_ids(tmp_path: Path, target: Pa
     assert "after layers 0 2 (0-based; llama.cpp counts 1 3)" in text
     assert "dflash_config.mask_token_id" in text
     assert ([0, 2], [1, 3]) == (body["spec"]["target_layer_ids"], body["target_layers"])
-    assert [] == body["pairing"]
+    assert body["pairing"]["fits"]
 
 
 def test_inspect_says_no_to_a_target_that_does_not_fit(tmp_path: Path) -> None:
@@ -590,4 +590,4 @@ def test_inspect_says_no_to_a_target_that_does_not_fit(tmp_path: Path) -> None:
 
     assert 4 == result.exit_code
     assert "hidden size" in result.output
-    assert "out of its range" in result.output
+    assert "captured layers: 0 2, target 0 to 1: DOES NOT FIT" in result.output
