@@ -13,6 +13,7 @@ from . import fields as kinds
 from .draft import Draft
 from .ggml import F32
 from .gguf import GgufFile
+from .heads import unknown_to_llama_cpp
 from .names import generic, lookup
 from .spelling import MAX_IK_TAPS, READERS
 
@@ -76,8 +77,8 @@ def llama_cpp(draft: Draft, file: GgufFile) -> Verdict:
         )
     if spec.num_target_layers and spec.num_target_layers - 1 in spec.target_layer_ids:
         limits.append("the target's last layer is captured: it aborts")
-    if spec.variant == "domino":
-        limits.append("it knows no Domino head")
+    if head := unknown_to_llama_cpp(spec):
+        limits.append(f"it knows no {head}")
     return verdict("llama.cpp", faults, limits, remarks)
 
 
