@@ -15,6 +15,7 @@ from .ggml import F32
 from .gguf import GgufFile
 from .heads import unknown_to_llama_cpp
 from .names import generic, lookup
+from .spec import DraftSpec
 from .spelling import MAX_IK_TAPS, READERS
 
 
@@ -102,9 +103,26 @@ def lucebox(draft: Draft, file: GgufFile) -> Verdict:
         limits.append(f"it computes with epsilon 1e-6, the draft with {draft.spec.rms_norm_eps:g}")
     if not all(draft.spec.causal_layers) or draft.spec.sliding_window:
         remarks.append("it anchors the window at the last token and runs the block causally")
+    limits += lucebox_head_faults(draft.spec)
+    if "token_embd.weight" in file.tensors:
+        remarks.append("it uses the target's embedding and head, not the draft's own")
     if draft.spec.variant == "dflash2" and not faults + limits:
         return Verdict("Lucebox", None, remarks=("its loader for DFlash 2 was not seen",))
     return verdict("Lucebox", faults, limits, remarks)
+
+
+def lucebox_head_faults(spec: DraftSpec) -> list[str]:
+    """What Lucebox would compute otherwise, or not at all, of a draft's head."""
+    faults = []
+    if spec.domino and (spec.sample_from_anchor or spec.domino.pure_draft_prefix_len):
+        faults.append(
+            "it takes row 0 for the anchor and corrects every row behind it, this Domino head was trained otherwise"
+        )
+    if spec.markov_head_type != "vanilla":
+        faults.append(
+            f"it knows no {spec.markov_head_type} Markov head and would run the tables alone"
+        )
+    return faults
 
 
 def ik(draft: Draft, file: GgufFile) -> Verdict:

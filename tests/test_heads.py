@@ -14,6 +14,7 @@ from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
 from dflash_gguf.convert.ggml import F32
 from dflash_gguf.convert.gguf import read_gguf
+from dflash_gguf.convert.runtimes import verdicts
 from dflash_gguf.convert.spec import Domino
 from dflash_gguf.quantize.cli import main as quantize_main
 from heads import (
@@ -188,6 +189,25 @@ def test_other_dialects_refuse_such_markov_heads_by_tensor(tmp_path: Path, targe
 
     assert f"markov_head.{'gate' if kind == 'gated' else 'joint'}_proj.weight" in message
     assert "--dialect canonical" in message
+
+
+def loads(path: Path) -> dict[str, bool | None]:
+    """Runtime to whether it loads a file, as dflash-inspect says."""
+    return {v.runtime: v.loads for v in verdicts(read_draft(path))}
+
+
+def test_inspect_knows_who_loads_a_head(tmp_path: Path, target: Path) -> None:
+    """A Domino head that predicts as Lucebox does is Lucebox's, any other nobody's; a gated head is nobody's."""
+    plain = checkpoint(tmp_path / "a", anchored(), DOMINO)
+    theirs = convert(plain, tmp_path / "a.gguf", "--target", target, "--dialect", "lucebox")
+    key = "dflash-draft.dflash.sample_from_anchor"
+    shifted = edited(theirs, tmp_path / "b.gguf", **{key.replace(".", "__"): f.boolean(True)})
+    gated = checkpoint(tmp_path / "c", flat(), DSPARK | MARKOV_KINDS["gated"])
+    nobody = convert(gated, tmp_path / "c.gguf", "--target", target)
+
+    assert (True, False) == (loads(theirs)["Lucebox"], loads(theirs)["llama.cpp"])
+    assert loads(shifted)["Lucebox"] is False
+    assert not any(loads(nobody).values())
 
 
 def test_half_a_gate_is_refused(tmp_path: Path, target: Path) -> None:
