@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("convert", "quantize", "runtime")
 PURE = {
     "convert": {"spec", "checks", "dialects", "heads", "names", "plan"},
-    "quantize": {"qtypes", "policy", "metrics"},
+    "quantize": {"qtypes", "policy", "metrics", "search", "frontier"},
     "runtime": {"record", "gate"},
 }
 WORLD = {
