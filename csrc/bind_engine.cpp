@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/loop.hpp"
+#include "engine/replay.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -58,11 +58,15 @@ Array<T> to_numpy(Buffer<T> values, std::vector<size_t> shape) {
     return Array<T>(kept->data(), shape.size(), shape.data(), owner);
 }
 
-ModelFile model_file(const nb::bytes& path, const std::vector<TableRow>& table) {
-    ModelFile file{std::string(path.c_str(), path.size()), {}};
+std::vector<TensorInfo> tensor_table(const std::vector<TableRow>& table) {
+    std::vector<TensorInfo> tensors;
     for (const auto& [name, type, shape, offset, nbytes] : table)
-        file.tensors.push_back({name, type, shape, offset, nbytes});
-    return file;
+        tensors.push_back({name, type, shape, offset, nbytes});
+    return tensors;
+}
+
+ModelFile model_file(const nb::bytes& path, const std::vector<TableRow>& table) {
+    return {std::string(path.c_str(), path.size()), tensor_table(table)};
 }
 
 void check_signals() {
@@ -199,6 +203,38 @@ std::vector<std::tuple<std::string, Array<double>, int64_t>> collected(Handle& h
     return out;
 }
 
+// The draft's tensor table, some rows of it with bytes of their own.
+void run_replace(Handle& h, const std::vector<TableRow>& table, const std::vector<nb::bytes>& data) {
+    h.draft();
+    std::vector<TensorInfo> tensors = tensor_table(table);
+    if (data.size() > tensors.size())
+        throw Fault{.kind = FaultKind::Usage, .what = "more data than tensors", .found = std::to_string(data.size())};
+    for (size_t i = 0; i < data.size(); ++i) {
+        const auto* first = static_cast<const std::byte*>(data[i].data());
+        tensors[i].data = std::make_shared<const std::vector<std::byte>>(first, first + data[i].size());
+    }
+    alone(h, [&](Engine& e) { replace_tensors(e, tensors); });
+}
+
+// (rounds, probability among what could be chosen [anchors, q-1], log probability [anchors, q-1])
+std::tuple<std::vector<std::pair<int, int>>, Array<float>, Array<float>> run_replay(
+    Handle& h, const Tokens& tokens, int64_t prompt, int64_t budget,
+    const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& features, const Tokens& anchors,
+    int64_t n_max) {
+    const DraftConfig& c = h.draft().config;
+    if (features.shape(0) + 1 < tokens.size() || static_cast<int64_t>(features.shape(1)) != c.feature_size())
+        throw Fault{.kind = FaultKind::Usage,
+                    .what = "the features do not fit the text or the draft",
+                    .found = std::to_string(features.shape(0)) + " x " + std::to_string(features.shape(1)),
+                    .expected = std::to_string(tokens.size() - 1) + " x " + std::to_string(c.feature_size())};
+    const Recording text{.tokens = tokens, .prompt = prompt, .budget = budget, .features = features.data()};
+    Replay out = alone(h, [&](Engine& e) { return replay(e, text, anchors, n_max); });
+    std::vector<std::pair<int, int>> rounds;
+    for (const Round& r : out.rounds) rounds.emplace_back(r.drafted, r.accepted);
+    const std::vector<size_t> shape{anchors.size(), static_cast<size_t>(c.block_size - 1)};
+    return {std::move(rounds), to_numpy(std::move(out.chosen), shape), to_numpy(std::move(out.log_probability), shape)};
+}
+
 // The draft's context as bytes: (first, next, [K and V of layer 0, 1, ...]), each [positions, row bytes] in
 // position order. For tests: two states are the same exactly when these are.
 std::tuple<int64_t, int64_t, std::vector<Array<uint8_t>>> context_rows(Handle& h) {
@@ -313,6 +349,8 @@ void bind_handle(nb::module_& m) {
         .def("verify", &run_verify, "tokens"_a, "keep"_a)
         .def("collect", [](Handle& h) { h.draft(); alone(h, [](Engine& e) { collect_inputs(e); }); })
         .def("collected", &collected)
+        .def("replace", &run_replace, "table"_a, "data"_a)
+        .def("replay", &run_replay, "tokens"_a, "prompt"_a, "budget"_a, "features"_a, "anchors"_a, "n_max"_a)
         .def("context_rows", &context_rows)
         .def_prop_ro("length", [](Handle& h) { return alone(h, [](Engine& e) { return e.target.length; }); })
         .def_prop_ro("max_context", [](const Handle& h) { return h.engine.target.max_context; })

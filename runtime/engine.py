@@ -7,7 +7,7 @@ files. Knows nothing of text, prompts or records.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +84,15 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's bytes in one of ggml's types, as a GGUF would hold them; the shape stays that of the file."""
+
+    type: int
+    """ggml's type id."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class InputSquares:
     """What one matrix of the draft was multiplied with."""
 
@@ -118,7 +127,9 @@ class Engine:
         draft = read_gguf(Path(draft_path))
         self.spec = spec_from_gguf(draft)
         config = draft_config(self.spec, draft, options.causal)
-        self.native = _native.open_pair(*target_args, *native_file(draft), config, run)
+        draft_args = native_file(draft)
+        self.draft_table = draft_args[1]
+        self.native = _native.open_pair(*target_args, *draft_args, config, run)
 
     @property
     def draft_kv_bytes(self) -> int:
@@ -184,6 +195,25 @@ class Engine:
         self.native.reset()
         self.native.extend(list(tokens[:-1]))
         return Proposal(*self.native.propose(tokens[-1]))
+
+    def replace_tensors(self, tensors: Mapping[str, StoredTensor]) -> None:
+        """Run the draft with these tensors in place of its file's; those of an earlier call are the file's again.
+
+        Resets the sequence and ends a collection. Costs the reading of the replaced bytes: the target stays open,
+        the file's other tensors stay mapped. Raises UsageError for a name that the draft has not, InputError for
+        a type the runtime cannot read or bytes that do not fit the shape; the draft is then what it was.
+        """
+        names = {row[0] for row in self.draft_table} if self.spec else set()
+        unknown = sorted(tensors.keys() - names)
+        if unknown:
+            raise UsageError("the draft has no such tensor", found=unknown[0])
+        kept = [row for row in self.draft_table if row[0] not in tensors]
+        replaced = [row for row in self.draft_table if row[0] in tensors]
+        table = [
+            (name, tensors[name].type, shape, 0, len(tensors[name].data))
+            for name, _, shape, _, _ in replaced
+        ]
+        self.native.replace(table + kept, [tensors[name].data for name, *_ in table])
 
     def collect_inputs(self) -> None:
         """Count from now on, and from nothing, what every matrix of the draft is multiplied with.

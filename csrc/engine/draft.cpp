@@ -46,7 +46,7 @@ void bind_weights(Draft& d, const Matrix& token_embd, const Matrix& output, Wind
             throw Fault{.kind = FaultKind::Input,
                         .what = "the draft cannot share the target's embedding and head",
                         .found = "target [" + std::to_string(m->cols) + ", " + std::to_string(m->rows) + "]",
-                        .where = d.weights.file.path(),
+                        .where = d.weights.file->path(),
                         .expected = "[" + std::to_string(hidden) + ", " + std::to_string(c.vocab_size) + "], the draft's",
                         .fix = "use the target this draft was trained for"};
     refuse_unused(d.weights);
@@ -150,12 +150,12 @@ void run_layer(const Backend& b, Draft& d, int64_t index) {
 
 }  // namespace
 
-Draft make_draft(const std::string& path, const std::vector<TensorInfo>& table,
+Draft make_draft(std::shared_ptr<const Mapping> file, const std::vector<TensorInfo>& table,
                  const DraftConfig& config, const RunConfig& run, int64_t max_context, const Matrix& token_embd,
                  const Matrix& output) {
     Draft d;
     d.config = config;
-    d.weights = open_weights(path, table);
+    d.weights = open_weights(std::move(file), table);
     bind_weights(d, token_embd, output, run.window);
     if (config.rope_factor != 1.0)
         d.rope_factors.assign(static_cast<size_t>(config.dims.rope_dimension_count / 2),

@@ -53,7 +53,7 @@ struct Draft {
 
 // Binds the file's tensors; `token_embd` and `output` are the target's, used where the draft has none of its own.
 // Throws Fault Input by tensor name, Usage when the ring cannot hold a block.
-Draft make_draft(const std::string& path, const std::vector<TensorInfo>& table,
+Draft make_draft(std::shared_ptr<const Mapping> file, const std::vector<TensorInfo>& table,
                  const DraftConfig& config, const RunConfig& run, int64_t max_context, const Matrix& token_embd,
                  const Matrix& output);
 

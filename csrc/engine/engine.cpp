@@ -72,9 +72,17 @@ Engine make_engine(const ModelFile& target, const TargetConfig& config, const Mo
     check_config(draft_config, draft.path);
     check_pair(draft, config, draft_config);
     Engine e = start(target, config, run, draft_config.target_layer_ids, draft_config.block_size);
-    e.draft = make_draft(draft.path, draft.tensors, draft_config, run, e.target.max_context,
+    e.draft = make_draft(std::make_shared<const Mapping>(draft.path), draft.tensors, draft_config, run, e.target.max_context,
                          e.target.token_embd, e.target.output);
     return e;
+}
+
+void replace_tensors(Engine& e, const std::vector<TensorInfo>& table) {
+    const Draft& old = *e.draft;
+    e.draft = make_draft(old.weights.file, table, old.config, e.run, e.target.max_context, e.target.token_embd,
+                         e.target.output);
+    e.backend.collector.reset();
+    reset(e);
 }
 
 void collect_inputs(Engine& e) {
@@ -136,7 +144,7 @@ void choose(Engine& e, std::span<Choice> out) {
             throw Fault{.kind = FaultKind::Input,
                         .what = "the target's logits are not finite",
                         .found = "row " + std::to_string(i) + " of a pass, position " + std::to_string(e.target.length),
-                        .where = e.target.weights.file.path(),
+                        .where = e.target.weights.file->path(),
                         .expected = "finite logits",
                         .fix = "check the target's weights"};
         out[static_cast<size_t>(i)] = {token, first - second};

@@ -41,6 +41,10 @@ struct Choice {
     float margin = 0;
 };
 
+// Gives the draft the tensors of `table`, of the file it was opened from or with data of their own; resets the sequence
+// and ends a collection. Throws Fault Input as make_engine does, and leaves the old draft.
+void replace_tensors(Engine& e, const std::vector<TensorInfo>& table);
+
 // Counts from now on, and from nothing, what every matrix of the draft is multiplied with, in e.backend.collector.
 void collect_inputs(Engine& e);
 

@@ -33,7 +33,7 @@ Target make_target(const std::string& path, const std::vector<TensorInfo>& table
                    const TargetConfig& config, const RunConfig& run, std::vector<int64_t> captured, int64_t rows) {
     Target t;
     t.config = config;
-    t.weights = open_weights(path, table);
+    t.weights = open_weights(std::make_shared<const Mapping>(path), table);
     bind_weights(t);
     t.max_context = run.max_context > 0 ? run.max_context : config.context_length;
     t.kv = make_kv_cache(config.num_hidden_layers, run.kv_type, config.dims.kv_width(), t.max_context, t.max_context);

@@ -38,6 +38,16 @@ Selector make_selector(Weights& w, int64_t hidden, int64_t vocab, int64_t rank, 
     return s;
 }
 
+void score_row(const Backend& b, Selector& s, int64_t i, int32_t before) {
+    const auto k = static_cast<size_t>(s.top_k);
+    b.ops->embed(b.ctx(), s.predecessor, {&before, 1}, 1.0F, s.before.data());
+    b.ops->embed(b.ctx(), s.successor, {s.ids.row(i, s.top_k), k}, 1.0F, s.candidates.data());
+    b.ops->pair_score(b.ctx(), s.before.data(), s.gates.row(i, s.rank), s.candidates.data(), s.top_k, s.rank,
+                      s.scores.data());
+    const float* values = s.values.row(i, s.top_k);
+    for (size_t j = 0; j < k; ++j) s.scores.data()[j] += values[j];
+}
+
 bool select_chain(const Backend& b, Selector& s, const float* hidden, const float* logits, int64_t n, int64_t vocab,
                   int32_t anchor, int32_t* tokens) {
     const auto k = static_cast<size_t>(s.top_k);
@@ -45,20 +55,16 @@ bool select_chain(const Backend& b, Selector& s, const float* hidden, const floa
     b.ops->top_k(b.ctx(), logits, n, vocab, s.top_k, s.ids.data(), s.values.data());
     int32_t before = anchor;
     for (int64_t i = 0; i < n; ++i) {
-        const int32_t* ids = s.ids.data() + i * s.top_k;
-        const float* values = s.values.data() + i * s.top_k;
+        const int32_t* ids = s.ids.row(i, s.top_k);
+        const float *values = s.values.row(i, s.top_k), *scores = s.scores.data();
         for (size_t j = 0; j < k; ++j)
             if (ids[j] < 0 || ids[j] >= vocab || !std::isfinite(values[j])) return false;
-        b.ops->embed(b.ctx(), s.predecessor, {&before, 1}, 1.0F, s.before.data());
-        b.ops->embed(b.ctx(), s.successor, {ids, k}, 1.0F, s.candidates.data());
-        b.ops->pair_score(b.ctx(), s.before.data(), s.gates.row(i, s.rank), s.candidates.data(), s.top_k, s.rank,
-                          s.scores.data());
+        score_row(b, s, i, before);
         if (b.collector) collect_scores(*b.collector, s, s.gates.row(i, s.rank));
         size_t best = 0;
         for (size_t j = 0; j < k; ++j) {
-            s.scores.data()[j] += values[j];
-            if (!std::isfinite(s.scores.data()[j])) return false;
-            if (s.scores.data()[j] > s.scores.data()[best]) best = j;
+            if (!std::isfinite(scores[j])) return false;
+            if (scores[j] > scores[best]) best = j;
         }
         tokens[i] = before = ids[best];
     }

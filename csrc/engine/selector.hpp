@@ -27,6 +27,10 @@ struct Selector {
 Selector make_selector(Weights& w, int64_t hidden, int64_t vocab, int64_t rank, int64_t top_k,
                        int64_t rows);
 
+// Scores the candidates of row i of the last select_chain for the predecessor `before`, into s.scores: the logit plus the
+// pair's score, in the order of the candidates.
+void score_row(const Backend& b, Selector& s, int64_t i, int32_t before);
+
 // Walks n rows from `anchor`: each row takes its best-scored candidate, the first in candidate order on ties, and hands
 // it to the next as predecessor. hidden: [n, H] final-normed states; logits: [n, V] after scale and cap.
 // False when a row has no finite logit or score: then the tokens mean nothing.

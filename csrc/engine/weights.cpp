@@ -38,7 +38,7 @@ std::string dims(std::span<const int64_t> shape) {
     throw Fault{.kind = FaultKind::Input,
                 .what = what,
                 .found = found,
-                .where = w.file.path() + ": " + name,
+                .where = w.file->path() + ": " + name,
                 .expected = expected,
                 .fix = fix};
 }
@@ -52,6 +52,15 @@ int64_t value_count(std::span<const int64_t> shape) {
         n *= d;
     }
     return n;
+}
+
+// Where the tensor's bytes lie. Throws Fault Input when they are not all there.
+const std::byte* bytes_of(const Weights& w, const TensorInfo& t) {
+    if (!t.data) return w.file->bytes(t.offset, t.nbytes, t.name);
+    if (t.data->size() != t.nbytes)
+        refuse(w, t.name, "a tensor's data has another size", std::to_string(t.data->size()) + " bytes",
+               std::to_string(t.nbytes));
+    return t.data->data();
 }
 
 void check_entry(const Weights& w, const TensorInfo& t) {
@@ -72,7 +81,7 @@ void check_entry(const Weights& w, const TensorInfo& t) {
                std::to_string(expected) + " for " + dims(t.shape) + " as " + type_name(t.type));
     if (t.offset % 4 != 0)
         refuse(w, t.name, "a tensor's data is not aligned", "offset " + std::to_string(t.offset), "a multiple of 4");
-    w.file.bytes(t.offset, t.nbytes, t.name);
+    bytes_of(w, t);
 }
 
 const TensorInfo& take(Weights& w, const std::string& name, const std::vector<int64_t>& shape) {
@@ -89,17 +98,16 @@ const float* to_f32(Weights& w, const TensorInfo& t) {
     const auto cols = static_cast<size_t>(t.shape[0]);
     const int64_t count = value_count(t.shape);
     Buffer<float>& out = w.converted.emplace_back(count);
-    if (kq_dequantize_rows(stored_type(t), w.file.bytes(t.offset, t.nbytes, t.name), static_cast<size_t>(count) / cols,
-                           cols, out.data()) != KQ_OK)
+    if (kq_dequantize_rows(stored_type(t), bytes_of(w, t), static_cast<size_t>(count) / cols, cols, out.data()) != KQ_OK)
         throw Fault{.what = "a checked tensor was not dequantised", .found = type_name(t.type), .where = t.name};
     return out.data();
 }
 
 }  // namespace
 
-Weights open_weights(const std::string& path, const std::vector<TensorInfo>& table) {
+Weights open_weights(std::shared_ptr<const Mapping> file, const std::vector<TensorInfo>& table) {
     Weights w;
-    w.file = Mapping(path);
+    w.file = std::move(file);
     for (const TensorInfo& t : table) {
         check_entry(w, t);
         if (!w.tensors.emplace(t.name, t).second) refuse(w, t.name, "a tensor appears twice", t.name, "each name once");
@@ -111,7 +119,7 @@ bool has(const Weights& w, const std::string& name) { return w.tensors.contains(
 
 Matrix take_matrix(Weights& w, const std::string& name, int64_t cols, int64_t rows) {
     const TensorInfo& t = take(w, name, {cols, rows});
-    Matrix m{w.file.bytes(t.offset, t.nbytes, name), static_cast<Type>(t.type), cols, rows};
+    Matrix m{bytes_of(w, t), static_cast<Type>(t.type), cols, rows};
     if (!computes_with(t.type)) m = {reinterpret_cast<const std::byte*>(to_f32(w, t)), Type::F32, cols, rows};
     return w.matrices[name] = m;
 }
@@ -119,7 +127,7 @@ Matrix take_matrix(Weights& w, const std::string& name, int64_t cols, int64_t ro
 const float* take_floats(Weights& w, const std::string& name, const std::vector<int64_t>& shape) {
     const TensorInfo& t = take(w, name, shape);
     if (t.type != static_cast<int32_t>(Type::F32)) return to_f32(w, t);
-    return reinterpret_cast<const float*>(w.file.bytes(t.offset, t.nbytes, name));
+    return reinterpret_cast<const float*>(bytes_of(w, t));
 }
 
 void refuse_unused(const Weights& w) {
@@ -133,7 +141,7 @@ void refuse_unused(const Weights& w) {
                 .what = bias ? "biases are not part of the forward pass the runtime computes"
                              : "the file has tensors that the runtime would not use",
                 .found = names + (count > 4 ? " and " + std::to_string(count - 4) + " more" : ""),
-                .where = w.file.path(),
+                .where = w.file->path(),
                 .expected = "only tensors that take part in the forward pass"};
 }
 

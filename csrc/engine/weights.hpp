@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,25 +14,26 @@
 
 namespace dflash {
 
-// A row of the tensor table that the reader in Python hands over. Nothing in it is trusted here.
+// A row of the tensor table that Python hands over. Nothing in it is trusted here.
 struct TensorInfo {
     std::string name;
     int32_t type = 0;             // ggml id
     std::vector<int64_t> shape;   // GGUF order, ne0 first
     uint64_t offset = 0;          // absolute in the file
     uint64_t nbytes = 0;
+    std::shared_ptr<const std::vector<std::byte>> data = nullptr;  // used in place of the file's bytes, where not null
 };
 
 struct Weights {
-    Mapping file;
+    std::shared_ptr<const Mapping> file;
     std::map<std::string, TensorInfo> tensors;
     std::set<std::string> used;
     std::map<std::string, Matrix> matrices;  // those that were taken
     std::vector<Buffer<float>> converted;  // what was turned into F32 at load
 };
 
-// Maps `path` and checks every entry's type, shape, size and place. Throws Fault Input by tensor name.
-Weights open_weights(const std::string& path, const std::vector<TensorInfo>& table);
+// Checks every entry's type, shape, size and place. Throws Fault Input by tensor name.
+Weights open_weights(std::shared_ptr<const Mapping> file, const std::vector<TensorInfo>& table);
 
 bool has(const Weights& w, const std::string& name);
 

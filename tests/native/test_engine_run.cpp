@@ -2,13 +2,14 @@
 // and opened through tensor tables, generation with a draft must equal plain decoding, and bad tables are refused.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
 
-#include "engine/loop.hpp"
+#include "engine/replay.hpp"
 
 using namespace dflash;
 
@@ -132,6 +133,60 @@ void generate_with_and_without(const ModelFile& target, const ModelFile& draft) 
     expect(accepted > 0, "no draft was ever accepted: the case did not occur");
 }
 
+// The text's rounds come from the draft alone, also while inputs are collected and after a tensor was replaced by its own
+// values; other values, and values of the wrong size, are seen.
+void replay_a_text(const ModelFile& target, const ModelFile& draft) {
+    RunConfig run;
+    run.ring = 9;
+    Engine e = make_engine(target, target_config(), draft, draft_config(), run);
+    const Request request{.prompt = {0, 5, 2, 8, 3, 3, 7}, .max_new = 40, .n_max = kBlock - 1, .eos = {}};
+    collect_inputs(e);
+    const Generation g = generate(e, request);
+    std::vector<int32_t> tokens = request.prompt, anchors;
+    tokens.insert(tokens.end(), g.tokens.begin(), g.tokens.end());
+    int64_t rows = 0;
+    for (const InputSquares& input : e.backend.collector->seen())
+        if (input.name == "blk.1.ffn_down.weight") rows = input.rows;
+    expect(rows == kBlock * std::ssize(g.rounds), "every row of every block was counted");
+    int32_t at = 0;
+    for (const Round& r : g.rounds) {
+        anchors.push_back(at);
+        at += r.accepted + 1;
+    }
+    std::vector<float> features;
+    reset(e);
+    extend_with(e, tokens, true, [&](int64_t, int64_t count) {
+        features.insert(features.end(), e.features.data(), e.features.data() + count * e.target.feature_size());
+    });
+    const Recording text{.tokens = tokens, .prompt = std::ssize(request.prompt), .budget = 40, .features = features.data()};
+    const auto same = [&](const Replay& found) {
+        for (size_t i = 0; i < g.rounds.size(); ++i)
+            if (found.rounds[i].drafted != g.rounds[i].drafted || found.rounds[i].accepted != g.rounds[i].accepted)
+                return false;
+        return true;
+    };
+    expect(same(replay(e, text, anchors, request.n_max)), "a replay gives the loop's rounds");
+    std::vector<TensorInfo> table = draft.tensors;
+    const std::byte* fc = e.draft->fc.data;
+    auto data = std::vector<std::byte>(fc, fc + table[0].nbytes);
+    table[0].data = std::make_shared<const std::vector<std::byte>>(data);
+    replace_tensors(e, table);
+    expect(same(replay(e, text, anchors, request.n_max)), "a tensor of the same values changes nothing");
+    std::reverse(data.begin(), data.end());
+    for (auto& byte : data) byte &= std::byte{0x3e};  // finite floats
+    table[0].data = std::make_shared<const std::vector<std::byte>>(data);
+    replace_tensors(e, table);
+    expect(!same(replay(e, text, anchors, request.n_max)), "other values change rounds");
+    table[0].data = std::make_shared<const std::vector<std::byte>>(data.begin(), data.end() - 1);
+    bool refused = false;
+    try {
+        replace_tensors(e, table);
+    } catch (const Fault& f) {
+        refused = f.kind == FaultKind::Input;
+    }
+    expect(refused, "data of another size than the shape is refused");
+}
+
 // Every way to damage one row of the table is a Fault Input that says where, and nothing is read outside the file.
 void refuse_bad_tables(const ModelFile& target) {
     const auto damaged = [&](auto&& change) {
@@ -183,6 +238,7 @@ int main() {
     write_target(target);
     write_draft(draft);
     generate_with_and_without(target.file, draft.file);
+    replay_a_text(target.file, draft.file);
     refuse_bad_tables(target.file);
     refuse_a_cache_that_wraps();
     std::printf("%d failures\n", failures);
