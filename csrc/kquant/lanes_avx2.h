@@ -32,23 +32,28 @@ INLINE vm never(void) { return _mm256_setzero_ps(); }
 INLINE uint32_t bits(vm m) { return (uint32_t)_mm256_movemask_ps(m); }
 INLINE vf pick(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
 
-/* kq_round, then a clamp: exact for every float, NaN included. */
-INLINE vi round_clamp(vf v, int lo, int hi) {
-    vi i = _mm256_castps_si256(v + splat(12582912.0f));
-    i = _mm256_sub_epi32(_mm256_and_si256(i, _mm256_set1_epi32(0x7fffff)), _mm256_set1_epi32(0x400000));
-    return _mm256_min_epi32(_mm256_max_epi32(i, _mm256_set1_epi32(lo)), _mm256_set1_epi32(hi));
+/* Nearest integer, ties to even. */
+INLINE vf nearest(vf v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+/* kq_round, then a clamp, less `zero`: exact for every float, NaN included. */
+INLINE vi round_clamp(vf v, int lo, int hi, int zero) {
+    vi i = _mm256_and_si256(_mm256_castps_si256(v + splat(12582912.0f)), _mm256_set1_epi32(0x7fffff));
+    i = _mm256_max_epi32(i, _mm256_set1_epi32(lo + 0x400000));
+    i = _mm256_min_epi32(i, _mm256_set1_epi32(hi + 0x400000));
+    return _mm256_sub_epi32(i, _mm256_set1_epi32(zero + 0x400000));
 }
 
-INLINE vi add(vi a, int b) { return _mm256_add_epi32(a, _mm256_set1_epi32(b)); }
 INLINE vf floats(vi v) { return _mm256_cvtepi32_ps(v); }
 INLINE vi truncate(vf v) { return _mm256_cvttps_epi32(v); }
 INLINE vi least_int(vi a, int b) { return _mm256_min_epi32(a, _mm256_set1_epi32(b)); }
+/* magnitude with the sign of v. */
+INLINE vf signed_as(vf v, float magnitude) { return _mm256_or_ps(_mm256_and_ps(v, splat(-0.0f)), splat(magnitude)); }
 
-INLINE void store_bytes(void *p, vi v) { /* the low byte of each lane */
-    const __m256i low = _mm256_set1_epi32(0x0c080400);
-    __m256i b = _mm256_shuffle_epi8(v, low);
-    b = _mm256_permutevar8x32_epi32(b, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
-    _mm_storel_epi64(p, _mm256_castsi256_si128(b));
+/* 32 integers of -128..127 as bytes. */
+INLINE void store_codes(void *p, const vi v[32 / LANES]) {
+    vi b = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    b = _mm256_permutevar8x32_epi32(b, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); /* packing goes by 128-bit halves */
+    _mm256_storeu_si256(p, b);
 }
 
 INLINE float widest(vf v) {

@@ -32,18 +32,28 @@ INLINE vm never(void) { return 0; }
 INLINE uint32_t bits(vm m) { return m; }
 INLINE vf pick(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
 
-/* kq_round, then a clamp: exact for every float, NaN included. */
-INLINE vi round_clamp(vf v, int lo, int hi) {
-    vi i = _mm512_castps_si512(v + splat(12582912.0f));
-    i = _mm512_sub_epi32(_mm512_and_si512(i, _mm512_set1_epi32(0x7fffff)), _mm512_set1_epi32(0x400000));
-    return _mm512_min_epi32(_mm512_max_epi32(i, _mm512_set1_epi32(lo)), _mm512_set1_epi32(hi));
+/* Nearest integer, ties to even. */
+INLINE vf nearest(vf v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+/* kq_round, then a clamp, less `zero`: exact for every float, NaN included. */
+INLINE vi round_clamp(vf v, int lo, int hi, int zero) {
+    vi i = _mm512_and_si512(_mm512_castps_si512(v + splat(12582912.0f)), _mm512_set1_epi32(0x7fffff));
+    i = _mm512_max_epi32(i, _mm512_set1_epi32(lo + 0x400000));
+    i = _mm512_min_epi32(i, _mm512_set1_epi32(hi + 0x400000));
+    return _mm512_sub_epi32(i, _mm512_set1_epi32(zero + 0x400000));
 }
 
-INLINE vi add(vi a, int b) { return _mm512_add_epi32(a, _mm512_set1_epi32(b)); }
 INLINE vf floats(vi v) { return _mm512_cvtepi32_ps(v); }
 INLINE vi truncate(vf v) { return _mm512_cvttps_epi32(v); }
 INLINE vi least_int(vi a, int b) { return _mm512_min_epi32(a, _mm512_set1_epi32(b)); }
-INLINE void store_bytes(void *p, vi v) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(v)); }
+/* magnitude with the sign of v. */
+INLINE vf signed_as(vf v, float magnitude) { return _mm512_or_ps(_mm512_and_ps(v, splat(-0.0f)), splat(magnitude)); }
+
+/* 32 integers of -128..127 as bytes. */
+INLINE void store_codes(void *p, const vi v[32 / LANES]) {
+    _mm_storeu_si128(p, _mm512_cvtepi32_epi8(v[0]));
+    _mm_storeu_si128((__m128i *)p + 1, _mm512_cvtepi32_epi8(v[1]));
+}
 
 INLINE float widest(vf v) { return _mm512_reduce_max_ps(v); }
 INLINE float narrowest(vf v) { return _mm512_reduce_min_ps(v); }

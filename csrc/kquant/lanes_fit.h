@@ -17,8 +17,6 @@ struct tile {
 
 static const float ROUNDABLE = 4194303.0f;
 
-/* Nearest integer, ties to even, where |v| <= ROUNDABLE. */
-INLINE vf round_near(vf v) { return (v + splat(12582912.0f)) - splat(12582912.0f); }
 INLINE vf clamp(vf v, float lo, float hi) { return least(most(v, splat(lo)), splat(hi)); }
 INLINE vf zero(void) { return splat(0); }
 
@@ -35,32 +33,41 @@ INLINE vf extremes(int n, const vf *x, vm *null) {
     return pick(*null, splat(1), extreme);
 }
 
-/* The two sums of a least-squares scale, with codes -half..half-1. */
-INLINE void symmetric_sums(int n, int half, vf inverse, const struct tile *t, const vf *wx, vf *wxl, vf *wll) {
-    *wxl = *wll = zero();
+/* The two sums of a least-squares scale, with codes -half..half-1, of several candidates at once: each sum waits for its last
+ * addition, so the candidates take turns. */
+INLINE void symmetric_sums(int n, int half, int candidates, const vf *inverse, const struct tile *t, const vf *wx, vf *wxl, vf *wll) {
+    for (int c = 0; c < candidates; c++) wxl[c] = wll[c] = zero();
     for (int i = 0; i < n; i++) {
-        vf l = clamp(round_near(inverse * t->x[i]), (float)-half, (float)(half - 1));
-        *wxl = *wxl + wx[i] * l;
-        *wll = *wll + t->w[i] * l * l;
+#pragma GCC unroll 3
+        for (int c = 0; c < candidates; c++) {
+            vf l = clamp(nearest(inverse[c] * t->x[i]), (float)-half, (float)(half - 1));
+            wxl[c] = wxl[c] + wx[i] * l;
+            wll[c] = wll[c] + t->w[i] * l * l;
+        }
     }
 }
 
 /* kq_fit_scale; *chosen gets the inverse scale that gives the codes, 0 in lanes where all count as zero. */
 INLINE vf fit_scale(int n, int half, const struct tile *t, vf *chosen) {
+    enum { TURNS = 3 };
     vm null;
-    vf extreme = extremes(n, t->x, &null), wx[32], wxl, wll;
+    vf extreme = extremes(n, t->x, &null), wx[32], inverse[TURNS], wxl[TURNS], wll[TURNS];
     for (int i = 0; i < n; i++) wx[i] = t->w[i] * t->x[i];
     vf best_inverse = splat((float)-half) / extreme;
-    symmetric_sums(n, half, best_inverse, t, wx, &wxl, &wll);
-    vf scale = pick(equal(wll, zero()), zero(), wxl / wll), best = scale * wxl;
-    for (int k = -9; k <= 9; k++) {
-        if (k == 0) continue;
-        vf inverse = splat(-((float)half + 0.1f * (float)k)) / extreme;
-        symmetric_sums(n, half, inverse, t, wx, &wxl, &wll);
-        vm better = both(more(wll, zero()), more(wxl * wxl, best * wll));
-        scale = pick(better, wxl / wll, scale);
-        best = pick(better, scale * wxl, best);
-        best_inverse = pick(better, inverse, best_inverse);
+    symmetric_sums(n, half, 1, &best_inverse, t, wx, wxl, wll);
+    vf scale = pick(equal(wll[0], zero()), zero(), wxl[0] / wll[0]), best = scale * wxl[0];
+    for (int first = 0; first < 18; first += TURNS) { /* -9..9 without 0 */
+        for (int c = 0; c < TURNS; c++) {
+            int k = first + c - 9 + (first + c >= 9);
+            inverse[c] = splat(-((float)half + 0.1f * (float)k)) / extreme;
+        }
+        symmetric_sums(n, half, TURNS, inverse, t, wx, wxl, wll);
+        for (int c = 0; c < TURNS; c++) {
+            vm better = both(more(wll[c], zero()), more(wxl[c] * wxl[c], best * wll[c]));
+            scale = pick(better, wxl[c] / wll[c], scale);
+            best = pick(better, scale * wxl[c], best);
+            best_inverse = pick(better, inverse[c], best_inverse);
+        }
     }
     *chosen = pick(null, zero(), best_inverse);
     return pick(null, zero(), scale);
@@ -79,7 +86,7 @@ INLINE void fit_scale_descent(int tiles, int sweeps, const struct tile *t, vf *s
         wxl[k] = wll[k] = zero();
         for (int i = 0; i < 16; i++) {
             vf x = t[k].x[i], w = x * x;
-            l[k][i] = clamp(round_near(inverse * x), -4, 3);
+            l[k][i] = clamp(nearest(inverse * x), -4, 3);
             wxl[k] = wxl[k] + w * x * l[k][i];
             wll[k] = wll[k] + w * l[k][i] * l[k][i];
         }
@@ -93,7 +100,7 @@ INLINE void fit_scale_descent(int tiles, int sweeps, const struct tile *t, vf *s
                 vf x = t[k].x[i], w = x * x, wx = w * x, old = l[k][i];
                 vf new_wxl = wxl[k] - wx * old, new_wll = wll[k] - w * old * old;
                 vm move = more(new_wxl, zero());
-                vf code = floats(round_clamp(x * new_wll / new_wxl, -4, 3));
+                vf code = floats(round_clamp(x * new_wll / new_wxl, -4, 3, 0));
                 move = but_not(move, equal(code, old));
                 new_wxl = new_wxl + wx * code;
                 new_wll = new_wll + w * code * code;
@@ -114,14 +121,19 @@ INLINE void fit_scale_descent(int tiles, int sweeps, const struct tile *t, vf *s
     }
 }
 
-/* Weighted error of x ~ s * l + low. */
-INLINE vf line_errors(int n, const vf *l, vf s, vf low, const struct tile *t, int absolute) {
-    vf sum = zero();
+/* Scale and minimum are searched for a pair of tiles at once, for the same reason. */
+enum { PAIR = 2 };
+
+/* Weighted errors of x ~ s * l + low. */
+INLINE void line_errors(int n, vf l[PAIR][32], const vf *scale, const vf *low, const struct tile *t, int absolute, vf *sum) {
+    for (int k = 0; k < PAIR; k++) sum[k] = zero();
     for (int i = 0; i < n; i++) {
-        vf e = s * l[i] + low - t->x[i], square = e * e;
-        sum = sum + t->w[i] * (absolute ? magnitude(e) : square);
+#pragma GCC unroll 2
+        for (int k = 0; k < PAIR; k++) {
+            vf e = scale[k] * l[k][i] + low[k] - t[k].x[i], square = e * e;
+            sum[k] = sum[k] + t[k].w[i] * (absolute ? magnitude(e) : square);
+        }
     }
-    return sum;
 }
 
 /* Lanes in which inverse * (x - low) may not be rounded: x lies in floor..high. */
@@ -131,64 +143,88 @@ INLINE vm unroundable(vf inverse, vf floor, vf high, vf low, int guarded) {
     return but_not(equal(zero(), zero()), at_least(splat(ROUNDABLE), reach));
 }
 
-/* What kq_fit_minimum finds; the codes are round_near(inverse * (x - base)), clamped. */
+/* The sums of a weighted line through the codes l = round_near(inverse * (x - low)), which are left in l. */
+struct line_sums {
+    vf wl[PAIR], wll[PAIR], wlx[PAIR];
+};
+
+INLINE void line_sums(int n, float top, const vf *inverse, const vf *low, const struct tile *t, vf l[PAIR][32], struct line_sums *s) {
+    for (int k = 0; k < PAIR; k++) s->wl[k] = s->wll[k] = s->wlx[k] = zero();
+    for (int i = 0; i < n; i++) {
+#pragma GCC unroll 2
+        for (int k = 0; k < PAIR; k++) {
+            /* Both rules cap before rounding here: for values that can be rounded it is the same. */
+            vf v = inverse[k] * (t[k].x[i] - low[k]), code = nearest(most(least(v, splat(top)), zero())), p = t[k].w[i] * code;
+            l[k][i] = code;
+            s->wl[k] = s->wl[k] + p;
+            s->wll[k] = s->wll[k] + p * code;
+            s->wlx[k] = s->wlx[k] + p * t[k].x[i];
+        }
+    }
+}
+
+/* What kq_fit_minimum finds; the codes are nearest(inverse * (x - base)), clamped. */
 struct line {
     vf scale, low, inverse, base;
     vm redo;
 };
 
-/* kq_fit_minimum. */
-INLINE struct line fit_minimum(int n, struct kq_grid grid, const struct tile *t) {
+/* kq_fit_minimum for each of a pair of tiles. */
+INLINE void fit_minimum(int n, struct kq_grid grid, const struct tile *t, struct line *found) {
     const float top = (float)grid.max_code;
-    vf low = t->x[0], high = t->x[0], sum_w = t->w[0], sum_wx = t->w[0] * t->x[0], l[32];
-    for (int i = 1; i < n; i++) {
-        low = least(t->x[i], low);
-        high = most(t->x[i], high);
-        sum_w = sum_w + t->w[i];
-        sum_wx = sum_wx + t->w[i] * t->x[i];
-    }
-    vf floor = low;
-    low = least(zero(), low);
-    vf low_of_flat = low;
-    vm flat = grid.guarded ? at_least(low, high) : equal(high, low);
-    high = pick(flat, low + splat(1), high);
-    struct line found = {.redo = never()};
-    vf inverse = splat(top) / (high - low), scale = splat(1) / inverse;
-    found.inverse = inverse, found.base = low;
-    found.redo = either(found.redo, unroundable(inverse, floor, high, low, 0));
-    for (int i = 0; i < n; i++) l[i] = clamp(round_near(inverse * (t->x[i] - low)), 0, top);
-    vf best = line_errors(n, l, scale, low, t, grid.absolute);
-    for (int k = 0; k <= grid.steps; k++) {
-        inverse = splat(grid.first + grid.step * (float)k + top) / (high - low);
-        found.redo = either(found.redo, unroundable(inverse, floor, high, low, grid.guarded));
-        vf wl = zero(), wll = zero(), wlx = zero();
-        for (int i = 0; i < n; i++) {
-            vf v = inverse * (t->x[i] - low);
-            /* Both rules cap before rounding here: for values that can be rounded it is the same. */
-            l[i] = round_near(most(least(v, splat(top)), zero()));
-            vf p = t->w[i] * l[i];
-            wl = wl + p;
-            wll = wll + p * l[i];
-            wlx = wlx + p * t->x[i];
+    vf low[PAIR], high[PAIR], floor[PAIR], sum_w[PAIR], sum_wx[PAIR], inverse[PAIR], scale[PAIR], best[PAIR], l[PAIR][32];
+    vf low_of_flat[PAIR];
+    vm flat[PAIR];
+    for (int k = 0; k < PAIR; k++) {
+        const vf *x = t[k].x, *w = t[k].w;
+        low[k] = high[k] = x[0], sum_w[k] = w[0], sum_wx[k] = w[0] * x[0];
+        for (int i = 1; i < n; i++) {
+            low[k] = least(x[i], low[k]);
+            high[k] = most(x[i], high[k]);
+            sum_w[k] = sum_w[k] + w[i];
+            sum_wx[k] = sum_wx[k] + w[i] * x[i];
         }
-        vf determinant = sum_w * wll - wl * wl;
-        vf new_scale = (sum_w * wlx - sum_wx * wl) / determinant;
-        vf new_low = (wll * sum_wx - wl * wlx) / determinant;
-        vm above = more(new_low, zero());
-        new_scale = pick(above, wlx / wll, new_scale);
-        new_low = pick(above, zero(), new_low);
-        vf error = line_errors(n, l, new_scale, new_low, t, grid.absolute);
-        vm better = both(more(determinant, zero()), more(best, error));
-        best = pick(better, error, best);
-        scale = pick(better, new_scale, scale);
-        found.inverse = pick(better, inverse, found.inverse);
-        found.base = pick(better, low, found.base);
-        low = pick(better, new_low, low);
+        floor[k] = low[k];
+        low[k] = low_of_flat[k] = least(zero(), low[k]);
+        flat[k] = grid.guarded ? at_least(low[k], high[k]) : equal(high[k], low[k]);
+        high[k] = pick(flat[k], low[k] + splat(1), high[k]);
+        inverse[k] = splat(top) / (high[k] - low[k]);
+        scale[k] = splat(1) / inverse[k];
+        found[k] = (struct line){.inverse = inverse[k], .base = low[k], .redo = unroundable(inverse[k], floor[k], high[k], low[k], 0)};
+        for (int i = 0; i < n; i++) l[k][i] = clamp(nearest(inverse[k] * (x[i] - low[k])), 0, top);
     }
-    found.scale = pick(flat, zero(), scale);
-    found.low = pick(flat, low_of_flat, low);
-    found.redo = but_not(found.redo, flat);
-    return found;
+    line_errors(n, l, scale, low, t, grid.absolute, best);
+    for (int candidate = 0; candidate <= grid.steps; candidate++) {
+        struct line_sums s;
+        vf new_scale[PAIR], new_low[PAIR], error[PAIR], determinant[PAIR];
+        for (int k = 0; k < PAIR; k++) {
+            inverse[k] = splat(grid.first + grid.step * (float)candidate + top) / (high[k] - low[k]);
+            found[k].redo = either(found[k].redo, unroundable(inverse[k], floor[k], high[k], low[k], grid.guarded));
+        }
+        line_sums(n, top, inverse, low, t, l, &s);
+        for (int k = 0; k < PAIR; k++) {
+            determinant[k] = sum_w[k] * s.wll[k] - s.wl[k] * s.wl[k];
+            new_scale[k] = (sum_w[k] * s.wlx[k] - sum_wx[k] * s.wl[k]) / determinant[k];
+            new_low[k] = (s.wll[k] * sum_wx[k] - s.wl[k] * s.wlx[k]) / determinant[k];
+            vm above = more(new_low[k], zero());
+            new_scale[k] = pick(above, s.wlx[k] / s.wll[k], new_scale[k]);
+            new_low[k] = pick(above, zero(), new_low[k]);
+        }
+        line_errors(n, l, new_scale, new_low, t, grid.absolute, error);
+        for (int k = 0; k < PAIR; k++) {
+            vm better = both(more(determinant[k], zero()), more(best[k], error[k]));
+            best[k] = pick(better, error[k], best[k]);
+            scale[k] = pick(better, new_scale[k], scale[k]);
+            found[k].inverse = pick(better, inverse[k], found[k].inverse);
+            found[k].base = pick(better, low[k], found[k].base);
+            low[k] = pick(better, new_low[k], low[k]);
+        }
+    }
+    for (int k = 0; k < PAIR; k++) {
+        found[k].scale = pick(flat[k], zero(), scale[k]);
+        found[k].low = pick(flat[k], low_of_flat[k], low[k]);
+        found[k].redo = but_not(found[k].redo, flat[k]);
+    }
 }
 
 /* Code book index of each lane's value: four halvings of the midpoints. */

@@ -4,8 +4,8 @@
 #include "pack.h"
 #include "super.h"
 
-/* Sub-blocks (of 16, 32, 256 weights) of a piece, and room for a last store of LANES. */
-enum { MOST_16 = KQ_PIECE / 16 + LANES, MOST_32 = KQ_PIECE / 32 + LANES, MOST_256 = KQ_PIECE / 256 + LANES };
+/* Sub-blocks (of 16, 32, 256 weights) of a piece, and room for a last store of a pair of tiles. */
+enum { BATCH = PAIR * LANES, MOST_16 = KQ_PIECE / 16 + BATCH, MOST_32 = KQ_PIECE / 32 + BATCH, MOST_256 = KQ_PIECE / 256 + BATCH };
 
 /* How a search weighs errors. */
 enum weighing { BY_SIZE, BY_SIZE_AND_MEAN, BY_SQUARE, BY_IMPORTANCE, BY_IMPORTANCE_AND_SIZE };
@@ -13,9 +13,12 @@ enum weighing { BY_SIZE, BY_SIZE_AND_MEAN, BY_SQUARE, BY_IMPORTANCE, BY_IMPORTAN
 /* The weights of a piece as `count` sub-blocks. */
 struct piece {
     const float *x, *importance;
-    const float *sigma2; /* one a block of `block` weights; only for BY_IMPORTANCE_AND_SIZE */
+    const float *sigma2; /* one a block of `block` weights; only with importance, and not for BY_IMPORTANCE */
     size_t block, count;
 };
+
+INLINE float sigma2_of(const struct piece *p, size_t block) { return p->importance && p->sigma2 ? p->sigma2[block] : 0; }
+INLINE const float *columns_of(const float *importance, size_t at) { return importance ? importance + at : NULL; }
 
 /* Lane r of a batch is sub-block first + r; the last one stands in for those that are missing. */
 INLINE void load_columns(const struct piece *p, int n, const float *values, size_t first, vf *columns) {
@@ -67,34 +70,36 @@ INLINE void square_sums(const float *x, size_t n_blocks, float *sums) {
     }
 }
 
-/* Codes lo..hi of n weights for a stored scale, shifted to start at 0. */
-INLINE void requantise(int n, const float *x, float minimum, float scale, int lo, int hi, uint8_t *codes) {
-    for (int i = 0; i < n; i += LANES) {
-        vf v = (load(x + i) + splat(minimum)) / splat(scale);
-        store_bytes(codes + i, add(round_clamp(v, lo, hi), -lo));
+/* kq_requantise, but that sub-blocks whose step is zero get any codes. */
+INLINE void requantise(int n, const float *x, const struct kq_steps *steps, int lo, int hi, uint8_t *codes) {
+    for (int at = 0; at < 256; at += 32) {
+        vi v[32 / LANES];
+        for (int i = 0; i < 32; i += LANES) {
+            int s = (at + i) / n;
+            v[i / LANES] = round_clamp((load(x + at + i) + splat(steps->minimum[s])) / splat(steps->scale[s]), lo, hi, lo);
+        }
+        store_codes(codes + at, v);
     }
 }
 
-typedef float fit_twin(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
-                       float *restrict weight, uint8_t *restrict codes);
-
-INLINE const float *columns_of(const float *importance, size_t at) { return importance ? importance + at : NULL; }
-
 /* Scale S, minimum M and weight sum W of every sub-block. */
-INLINE void fit_minima(const struct piece *p, int n, struct kq_grid grid, enum weighing by, fit_twin *twin, float *S, float *M,
-                              float *W) {
+INLINE void fit_minima(const struct piece *p, int n, struct kq_grid grid, enum weighing by, kq_fit_fn *twin, float *S, float *M,
+                       float *W) {
     uint8_t codes[32];
-    for (size_t first = 0; first < p->count; first += LANES) {
-        struct tile t;
-        store(W + first, load_tile(p, n, by, first, &t));
-        struct line found = fit_minimum(n, grid, &t);
-        store(S + first, found.scale);
-        store(M + first, -found.low);
-        for (uint32_t redo = bits(found.redo); redo; redo &= redo - 1) {
-            size_t s = first + (size_t)__builtin_ctz(redo), at = s * (size_t)n;
-            if (s >= p->count) break;
-            float sigma2 = p->sigma2 ? p->sigma2[at / p->block] : 0;
-            S[s] = twin(p->x + at, columns_of(p->importance, at), sigma2, &M[s], &W[s], codes);
+    for (size_t first = 0; first < p->count; first += BATCH) {
+        struct tile t[PAIR];
+        struct line found[PAIR];
+        for (size_t k = 0; k < PAIR; k++) store(W + first + k * LANES, load_tile(p, n, by, first + k * LANES, &t[k]));
+        fit_minimum(n, grid, t, found);
+        for (size_t k = 0; k < PAIR; k++) {
+            const size_t at = first + k * LANES;
+            store(S + at, found[k].scale);
+            store(M + at, -found[k].low);
+            for (uint32_t redo = bits(found[k].redo); redo; redo &= redo - 1) {
+                size_t s = at + (size_t)__builtin_ctz(redo), from = s * (size_t)n;
+                if (s >= p->count) break;
+                S[s] = twin(p->x + from, columns_of(p->importance, from), sigma2_of(p, from / p->block), &M[s], &W[s], codes);
+            }
         }
     }
 }

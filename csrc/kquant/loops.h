@@ -1,11 +1,12 @@
 /* Plain loops that compilers vectorise: widening, decoding, and the sums of kq_measure_rows. Each element (or, in the
  * sums, each of eight running sums) is computed on its own, so the width of the machine changes no bit. Included by
- * kquant_scalar.c, kquant_avx2.c and kquant_avx512.c, which say LOOP_NAME(name); the last two say LOOP_F16C. */
+ * kquant_scalar.c, kquant_avx2.c and kquant_avx512.c, which say LOOP_NAME(name); the last two say LOOP_WIDE. */
 #include "format.h"
 #include "iq4.h"
 #include "number.h"
+#include "pack.h"
 #include "super.h"
-#ifdef LOOP_F16C
+#ifdef LOOP_WIDE
 #include <immintrin.h>
 #endif
 
@@ -15,7 +16,7 @@ void LOOP_NAME(kq_widen)(enum kq_type source, const uint16_t *restrict h, size_t
         for (; i < n; i++) y[i] = kq_f32_from_bf16(h[i]);
         return;
     }
-#ifdef LOOP_F16C
+#ifdef LOOP_WIDE
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(h + i))));
 #endif
     for (; i < n; i++) y[i] = kq_f32_from_f16(h[i]);
@@ -33,14 +34,6 @@ void LOOP_NAME(kq_sum_errors)(const float *restrict x, const float *restrict y, 
     }
 }
 
-/* n weights of two nibbles a byte: weight j low, weight j + half high; y = step * code - minimum. */
-static void decode_nibbles(const uint8_t *restrict qs, int half, int offset, float step, float *restrict y) {
-    for (int j = 0; j < half; j++) {
-        y[j] = (float)((qs[j] & 15) - offset) * step;
-        y[j + half] = (float)((qs[j] >> 4) - offset) * step;
-    }
-}
-
 void LOOP_NAME(kq_decode_q8_0)(const void *restrict blocks, size_t n_blocks, float *restrict y) {
     const struct kq_q8_0 *b = blocks;
     for (size_t i = 0; i < n_blocks; i++, y += 32) {
@@ -49,27 +42,22 @@ void LOOP_NAME(kq_decode_q8_0)(const void *restrict blocks, size_t n_blocks, flo
     }
 }
 
+/* 32 weights of two nibbles a byte, weight j low and weight j + 16 high. Unrolled, gcc would make a hash of the loops. */
+static void decode_nibbles(const uint8_t *restrict qs, int offset, float d, float m, float *restrict y) {
+#pragma GCC unroll 1
+    for (int j = 0; j < 16; j++) y[j] = (float)((qs[j] & 15) - offset) * d + m;
+#pragma GCC unroll 1
+    for (int j = 0; j < 16; j++) y[j + 16] = (float)((qs[j] >> 4) - offset) * d + m;
+}
+
 void LOOP_NAME(kq_decode_q4_0)(const void *restrict blocks, size_t n_blocks, float *restrict y) {
-    const struct kq_q4_0 *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) decode_nibbles(b[i].qs, 16, 8, kq_get(b[i].d), y);
+    const struct kq_q4_0 *b = blocks; /* -0 is the number that adds nothing, not even its sign */
+    for (size_t i = 0; i < n_blocks; i++, y += 32) decode_nibbles(b[i].qs, 8, kq_get(b[i].d), -0.0f, y);
 }
 
 void LOOP_NAME(kq_decode_q4_1)(const void *restrict blocks, size_t n_blocks, float *restrict y) {
     const struct kq_q4_1 *b = blocks;
-    for (size_t i = 0; i < n_blocks; i++, y += 32) {
-        float m = kq_get(b[i].m);
-        decode_nibbles(b[i].qs, 16, 0, kq_get(b[i].d), y);
-        for (int j = 0; j < 32; j++) y[j] = y[j] + m;
-    }
-}
-
-/* The fifth bits of 32 codes beside their nibbles. */
-static void fifth_bit_codes(const uint8_t *restrict qh, const uint8_t *restrict qs, uint8_t *restrict codes) {
-    uint32_t high = (uint32_t)kq_load_u16(qh) | (uint32_t)kq_load_u16(qh + 2) << 16;
-    for (int j = 0; j < 16; j++) {
-        codes[j] = (uint8_t)((qs[j] & 15) | (high >> j & 1) << 4);
-        codes[j + 16] = (uint8_t)(qs[j] >> 4 | (high >> (j + 16) & 1) << 4);
-    }
+    for (size_t i = 0; i < n_blocks; i++, y += 32) decode_nibbles(b[i].qs, 0, kq_get(b[i].d), kq_get(b[i].m), y);
 }
 
 void LOOP_NAME(kq_decode_q5_0)(const void *restrict blocks, size_t n_blocks, float *restrict y) {
@@ -77,7 +65,8 @@ void LOOP_NAME(kq_decode_q5_0)(const void *restrict blocks, size_t n_blocks, flo
     for (size_t i = 0; i < n_blocks; i++, y += 32) {
         uint8_t codes[32];
         float d = kq_get(b[i].d);
-        fifth_bit_codes(b[i].qh, b[i].qs, codes);
+        kq_unpack_nibbles(b[i].qs, codes);
+        kq_unpack_fifth_bits(b[i].qh, codes);
         for (int j = 0; j < 32; j++) y[j] = (float)(codes[j] - 16) * d;
     }
 }
@@ -87,7 +76,8 @@ void LOOP_NAME(kq_decode_q5_1)(const void *restrict blocks, size_t n_blocks, flo
     for (size_t i = 0; i < n_blocks; i++, y += 32) {
         uint8_t codes[32];
         float d = kq_get(b[i].d), m = kq_get(b[i].m);
-        fifth_bit_codes(b[i].qh, b[i].qs, codes);
+        kq_unpack_nibbles(b[i].qs, codes);
+        kq_unpack_fifth_bits(b[i].qh, codes);
         for (int j = 0; j < 32; j++) y[j] = (float)codes[j] * d + m;
     }
 }
@@ -130,8 +120,8 @@ void LOOP_NAME(kq_decode_q4_k)(const void *restrict blocks, size_t n_blocks, flo
             kq_k4_get(b->scales, s, &scale, &minimum);
             float step = d * (float)scale, low = dmin * (float)minimum;
             const uint8_t *qs = b->qs + 32 * (s / 2);
-            const int shift = 4 * (s % 2);
-            for (int l = 0; l < 32; l++) y[32 * s + l] = step * (float)(qs[l] >> shift & 15) - low;
+            if (s % 2 == 0) for (int l = 0; l < 32; l++) y[32 * s + l] = step * (float)(qs[l] & 15) - low;
+            else for (int l = 0; l < 32; l++) y[32 * s + l] = step * (float)(qs[l] >> 4) - low;
         }
     }
 }
@@ -172,10 +162,18 @@ void LOOP_NAME(kq_decode_q6_k)(const void *restrict blocks, size_t n_blocks, flo
 }
 
 static void decode_codebook(float step, const uint8_t *restrict qs, float *restrict y) {
-    for (int j = 0; j < 16; j++) {
-        y[j] = step * (float)KQ_IQ4_CODEBOOK[qs[j] & 15];
-        y[j + 16] = step * (float)KQ_IQ4_CODEBOOK[qs[j] >> 4];
-    }
+    int8_t values[32];
+#ifdef LOOP_WIDE
+    const __m128i book = _mm_loadu_si128((const __m128i *)KQ_IQ4_CODEBOOK), low = _mm_set1_epi8(15);
+    const __m128i codes = _mm_loadu_si128((const __m128i *)qs);
+    _mm_storeu_si128((__m128i *)values, _mm_shuffle_epi8(book, _mm_and_si128(codes, low)));
+    _mm_storeu_si128((__m128i *)(values + 16), _mm_shuffle_epi8(book, _mm_and_si128(_mm_srli_epi16(codes, 4), low)));
+#else
+    uint8_t codes[32];
+    kq_unpack_nibbles(qs, codes);
+    for (int j = 0; j < 32; j++) values[j] = KQ_IQ4_CODEBOOK[codes[j]];
+#endif
+    for (int j = 0; j < 32; j++) y[j] = step * (float)values[j];
 }
 
 void LOOP_NAME(kq_decode_iq4_nl)(const void *restrict blocks, size_t n_blocks, float *restrict y) {

@@ -1,19 +1,63 @@
-/* Codes to bytes, for every layout: one code a byte in, in weight order. Plain loops that compilers vectorise. */
+/* Codes to bytes and back, for every layout: one code a byte, in weight order. Plain code: eight bytes of a word at a time, or
+ * loops that compilers vectorise. */
 #ifndef KQ_PACK_H
 #define KQ_PACK_H
 
+#include <string.h>
+
 #include "kquant.h"
+
+/* Eight bytes as a word, the first the lowest: on any machine. */
+static inline uint64_t kq_word(uint64_t native) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    return __builtin_bswap64(native);
+#else
+    return native;
+#endif
+}
+
+static inline uint64_t kq_load_word(const uint8_t *p) {
+    uint64_t native;
+    memcpy(&native, p, 8);
+    return kq_word(native);
+}
+
+static inline void kq_store_word(uint8_t *p, uint64_t word) {
+    word = kq_word(word);
+    memcpy(p, &word, 8);
+}
+
+#define KQ_EACH_BYTE(value) ((value) * 0x0101010101010101u)
 
 /* 32 codes of 4 bits: weight j in the low, weight j + 16 in the high nibble of byte j. */
 static inline void kq_pack_nibbles(const uint8_t *restrict codes, uint8_t *restrict qs) {
-    for (int j = 0; j < 16; j++) qs[j] = (uint8_t)((codes[j] & 15) | codes[j + 16] << 4);
+    for (int j = 0; j < 16; j += 8) {
+        uint64_t low = kq_load_word(codes + j) & KQ_EACH_BYTE(15), high = kq_load_word(codes + j + 16) & KQ_EACH_BYTE(15);
+        kq_store_word(qs + j, low | high << 4);
+    }
 }
 
-/* The fifth bit of 32 codes, bit i of a little-endian word: weight i. */
+static inline void kq_unpack_nibbles(const uint8_t *restrict qs, uint8_t *restrict codes) {
+    for (int j = 0; j < 16; j += 8) {
+        uint64_t word = kq_load_word(qs + j);
+        kq_store_word(codes + j, word & KQ_EACH_BYTE(15));
+        kq_store_word(codes + j + 16, word >> 4 & KQ_EACH_BYTE(15));
+    }
+}
+
+/* The fifth bit of 32 codes, bit i of a little-endian word: weight i. Bit 8i of a word reaches bit 56 + i by the 2^(56 - 7i) of
+ * the factor, and no two bits meet. */
 static inline void kq_pack_fifth_bits(const uint8_t *restrict codes, uint8_t *restrict qh) {
-    uint32_t word = 0;
-    for (int j = 0; j < 32; j++) word |= (uint32_t)(codes[j] >> 4 & 1) << j;
-    for (int k = 0; k < 4; k++) qh[k] = (uint8_t)(word >> 8 * k);
+    for (int k = 0; k < 4; k++)
+        qh[k] = (uint8_t)((kq_load_word(codes + 8 * k) >> 4 & KQ_EACH_BYTE(1)) * 0x0102040810204080u >> 56);
+}
+
+/* The fifth bits into 32 codes that have their nibbles: bit i of a byte is found in byte i of eight copies of it. */
+static inline void kq_unpack_fifth_bits(const uint8_t *restrict qh, uint8_t *restrict codes) {
+    for (int k = 0; k < 4; k++) {
+        uint64_t bit = KQ_EACH_BYTE(qh[k]) & 0x8040201008040201u, one = (bit + KQ_EACH_BYTE(127)) >> 7 & KQ_EACH_BYTE(1);
+        kq_store_word(codes + 8 * k, kq_load_word(codes + 8 * k) | one << 4);
+    }
 }
 
 /* 256 codes of 2 bits (higher bits are ignored): byte 32h + l, bits 2p..2p+1: weight 128h + 32p + l. */
@@ -26,11 +70,12 @@ static inline void kq_pack_pairs(const uint8_t *restrict codes, uint8_t *restric
     }
 }
 
-/* One bit of each of 256 codes: byte l, bit k: bit `bit` of weight 32k + l. */
+/* One bit of each of 256 codes: byte l, bit k: bit `bit` of weight 32k + l. (No shift: machines have none for bytes.) */
 static inline void kq_pack_bit(const uint8_t *restrict codes, int bit, uint8_t *restrict bytes) {
+    const uint8_t mask = (uint8_t)(1 << bit);
     for (int l = 0; l < 32; l++) bytes[l] = 0;
     for (int k = 0; k < 8; k++) {
-        for (int l = 0; l < 32; l++) bytes[l] |= (uint8_t)((codes[32 * k + l] >> bit & 1) << k);
+        for (int l = 0; l < 32; l++) bytes[l] |= (uint8_t)((codes[32 * k + l] & mask) != 0 ? 1 << k : 0);
     }
 }
 

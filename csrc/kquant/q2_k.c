@@ -24,20 +24,15 @@ static void quantise_nibbles(const float v[16], const float *W, kq_half *d, uint
     *d = kq_put(largest > 0 ? largest / 15.0f : 0);
 }
 
-void kq_q2_k_header(const float S[16], const float M[16], const float *W, struct kq_q2_k *b) {
+void kq_q2_k_header(const float S[16], const float M[16], const float *W, struct kq_q2_k *b, struct kq_steps *steps) {
     uint8_t scale[16], minimum[16];
     quantise_nibbles(S, W, &b->d, scale);
     quantise_nibbles(M, W, &b->dmin, minimum);
-    for (int s = 0; s < 16; s++) b->scales[s] = (uint8_t)(scale[s] | minimum[s] << 4);
-}
-
-/* Codes for the scales as they were stored; where a stored scale is zero the search's codes stay. */
-static void requantise(const float *restrict x, const struct kq_q2_k *restrict b, uint8_t *restrict codes) {
     float d = kq_get(b->d), dmin = kq_get(b->dmin);
     for (int s = 0; s < 16; s++) {
-        float step = d * (float)(b->scales[s] & 15), minimum = dmin * (float)(b->scales[s] >> 4);
-        if (step == 0) continue;
-        for (int i = 16 * s; i < 16 * s + 16; i++) codes[i] = (uint8_t)kq_clamp(kq_round((x[i] + minimum) / step), 0, 3);
+        b->scales[s] = (uint8_t)(scale[s] | minimum[s] << 4);
+        steps->scale[s] = d * (float)(b->scales[s] & 15);
+        steps->minimum[s] = dmin * (float)(b->scales[s] >> 4);
     }
 }
 
@@ -53,14 +48,12 @@ float kq_q2_k_fit(const float *restrict x, const float *restrict importance, flo
 }
 
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q2_k *restrict b) {
-    uint8_t codes[256];
-    float S[16], M[16], W[16];
-    float sigma2 = importance ? kq_square_sum(256, x) / 256 : 0;
-    for (int s = 0; s < 16; s++)
-        S[s] = kq_q2_k_fit(x + 16 * s, importance ? importance + 16 * s : NULL, sigma2, &M[s], &W[s], codes + 16 * s);
-    kq_q2_k_header(S, M, importance ? W : NULL, b);
-    requantise(x, b, codes);
-    kq_pack_pairs(codes, b->qs);
+    struct kq_fits f;
+    struct kq_steps steps;
+    kq_fit_block(kq_q2_k_fit, 16, 1, x, importance, &f);
+    kq_q2_k_header(f.S, f.M, importance ? f.W : NULL, b, &steps);
+    kq_requantise(16, x, &steps, 0, 3, f.codes);
+    kq_pack_pairs(f.codes, b->qs);
 }
 
 void kq_encode_q2_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,

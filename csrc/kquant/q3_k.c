@@ -12,7 +12,7 @@
 #include "pack.h"
 #include "super.h"
 
-void kq_q3_k_header(const float S[16], const float *W, struct kq_q3_k *b, int scale[16]) {
+void kq_q3_k_header(const float S[16], const float *W, struct kq_q3_k *b, struct kq_steps *steps) {
     uint8_t codes[16] = {0}; /* all zero where there is nothing to scale; that spells -32 */
     float d = 0;
     if (W) {
@@ -25,16 +25,19 @@ void kq_q3_k_header(const float S[16], const float *W, struct kq_q3_k *b, int sc
             codes[s] = (uint8_t)(kq_clamp((int8_t)kq_round(inverse * S[s]), -32, 31) + 32);
     }
     b->d = kq_put(d);
+    d = kq_get(b->d);
     for (int k = 0; k < 12; k++) b->scales[k] = 0;
     for (int s = 0; s < 16; s++) {
         b->scales[s % 8] |= (uint8_t)((codes[s] & 15) << (s < 8 ? 0 : 4));
         b->scales[8 + s % 4] |= (uint8_t)(codes[s] >> 4 << 2 * (s / 4));
-        scale[s] = codes[s] - 32;
+        steps->scale[s] = d * (float)(codes[s] - 32);
+        steps->minimum[s] = 0;
     }
 }
 
-float kq_q3_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict weight,
-                  uint8_t *restrict codes) {
+float kq_q3_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                  float *restrict weight, uint8_t *restrict codes) {
+    (void)minimum;
     float w[16];
     if (!importance) return kq_fit_scale_descent(16, 4, x, codes);
     *weight = kq_error_weights(16, sigma2, x, importance, w);
@@ -42,21 +45,13 @@ float kq_q3_k_fit(const float *restrict x, const float *restrict importance, flo
 }
 
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q3_k *restrict b) {
-    uint8_t codes[256];
-    float S[16], W[16];
-    int scale[16];
-    float sigma2 = importance ? 2 * kq_square_sum(256, x) / 256 : 0;
-    for (int s = 0; s < 16; s++)
-        S[s] = kq_q3_k_fit(x + 16 * s, importance ? importance + 16 * s : NULL, sigma2, &W[s], codes + 16 * s);
-    kq_q3_k_header(S, importance ? W : NULL, b, scale);
-    float d = kq_get(b->d);
-    for (int s = 0; s < 16; s++) {
-        float step = d * (float)scale[s];
-        if (step == 0) continue; /* the search's codes stay */
-        for (int i = 16 * s; i < 16 * s + 16; i++) codes[i] = (uint8_t)(kq_clamp(kq_round(x[i] / step), -4, 3) + 4);
-    }
-    kq_pack_bit(codes, 2, b->hmask);
-    kq_pack_pairs(codes, b->qs);
+    struct kq_fits f;
+    struct kq_steps steps;
+    kq_fit_block(kq_q3_k_fit, 16, 2, x, importance, &f);
+    kq_q3_k_header(f.S, importance ? f.W : NULL, b, &steps);
+    kq_requantise(16, x, &steps, -4, 3, f.codes);
+    kq_pack_bit(f.codes, 2, b->hmask);
+    kq_pack_pairs(f.codes, b->qs);
 }
 
 void kq_encode_q3_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,

@@ -6,41 +6,23 @@
  *       16   32 qh      byte l, bit k: bit 4 of weight 32k + l
  *       48  128 qs      low four bits, as Q4_K
  */
-#include "fit.h"
 #include "format.h"
-#include "number.h"
 #include "pack.h"
 #include "super.h"
 
 float kq_q5_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
                   float *restrict weight, uint8_t *restrict codes) {
-    float w[32];
-    if (!importance) {
-        float average = sqrtf(kq_square_sum(32, x) / 32);
-        for (int i = 0; i < 32; i++) w[i] = average + fabsf(x[i]);
-        return kq_fit_minimum(32, KQ_GRID_Q5_K, x, w, minimum, codes);
-    }
-    *weight = kq_error_weights(32, sigma2, x, importance, w);
-    return kq_fit_minimum(32, KQ_GRID_WEIGHTED_31, x, w, minimum, codes);
+    return kq_k4_fit(KQ_GRID_Q5_K, KQ_GRID_WEIGHTED_31, x, importance, sigma2, minimum, weight, codes);
 }
 
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q5_k *restrict b) {
-    uint8_t codes[256];
-    float S[8], M[8], W[8];
-    float sigma2 = importance ? 2 * kq_square_sum(256, x) / 256 : 0;
-    for (int s = 0; s < 8; s++)
-        S[s] = kq_q5_k_fit(x + 32 * s, importance ? importance + 32 * s : NULL, sigma2, &M[s], &W[s], codes + 32 * s);
-    kq_k4_header(S, M, importance ? W : NULL, &b->d, &b->dmin, b->scales);
-    float d = kq_get(b->d), dmin = kq_get(b->dmin);
-    for (int s = 0; s < 8; s++) {
-        int scale, minimum;
-        kq_k4_get(b->scales, s, &scale, &minimum);
-        float step = d * (float)scale, low = dmin * (float)minimum;
-        if (step == 0) continue; /* the search's codes stay */
-        for (int i = 32 * s; i < 32 * s + 32; i++) codes[i] = (uint8_t)kq_clamp(kq_round((x[i] + low) / step), 0, 31);
-    }
-    kq_pack_bit(codes, 4, b->qh);
-    kq_pack_nibble_groups(codes, b->qs);
+    struct kq_fits f;
+    struct kq_steps steps;
+    kq_fit_block(kq_q5_k_fit, 32, 2, x, importance, &f);
+    kq_k4_header(f.S, f.M, importance ? f.W : NULL, &b->d, &b->dmin, b->scales, &steps);
+    kq_requantise(32, x, &steps, 0, 31, f.codes);
+    kq_pack_bit(f.codes, 4, b->qh);
+    kq_pack_nibble_groups(f.codes, b->qs);
 }
 
 void kq_encode_q5_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,

@@ -11,7 +11,7 @@
 #include "pack.h"
 #include "super.h"
 
-int kq_q6_k_header(const float S[16], struct kq_q6_k *b) {
+int kq_q6_k_header(const float S[16], struct kq_q6_k *b, struct kq_steps *steps) {
     int largest = kq_largest(16, S);
     if (largest < 0 || fabsf(S[largest]) < KQ_EPSILON) {
         memset(b, 0, sizeof *b);
@@ -19,31 +19,31 @@ int kq_q6_k_header(const float S[16], struct kq_q6_k *b) {
     }
     float inverse = -128.0f / S[largest];
     b->d = kq_put(1 / inverse);
+    float d = kq_get(b->d);
     for (int s = 0; s < 16; s++) {
         int scale = kq_round(inverse * S[s]);
         b->scales[s] = (int8_t)(scale < 127 ? scale : 127);
+        steps->scale[s] = d * (float)b->scales[s];
+        steps->minimum[s] = 0;
     }
     return 1;
 }
 
-float kq_q6_k_fit(const float *restrict x, const float *restrict importance, uint8_t *restrict codes) {
+float kq_q6_k_fit(const float *restrict x, const float *restrict importance, float sigma2, float *restrict minimum,
+                  float *restrict weight, uint8_t *restrict codes) {
+    (void)sigma2, (void)minimum, (void)weight;
     float w[16];
     for (int i = 0; i < 16; i++) w[i] = importance ? importance[i] : x[i] * x[i];
     return kq_fit_scale(16, 32, x, w, codes);
 }
 
 static void encode_block(const float *restrict x, const float *restrict importance, struct kq_q6_k *restrict b) {
-    uint8_t codes[256];
-    float S[16];
-    for (int s = 0; s < 16; s++) S[s] = kq_q6_k_fit(x + 16 * s, importance ? importance + 16 * s : NULL, codes + 16 * s);
-    if (!kq_q6_k_header(S, b)) return;
-    float d = kq_get(b->d);
-    for (int s = 0; s < 16; s++) {
-        float step = d * (float)b->scales[s];
-        if (step == 0) continue; /* the search's codes stay */
-        for (int i = 16 * s; i < 16 * s + 16; i++) codes[i] = (uint8_t)(kq_clamp(kq_round(x[i] / step), -32, 31) + 32);
-    }
-    kq_pack_six_bits(codes, b->ql, b->qh);
+    struct kq_fits f;
+    struct kq_steps steps;
+    kq_fit_block(kq_q6_k_fit, 16, 0, x, importance, &f);
+    if (!kq_q6_k_header(f.S, b, &steps)) return;
+    kq_requantise(16, x, &steps, -32, 31, f.codes);
+    kq_pack_six_bits(f.codes, b->ql, b->qh);
 }
 
 void kq_encode_q6_k(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
