@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
-.PHONY: fuzz setup build test lint native asan demo references clean
+.PHONY: fuzz matrix setup build test lint native asan demo references clean
 
 setup: $(STAMP)
 
@@ -39,11 +39,15 @@ asan: setup  ## the native tests under AddressSanitizer and UndefinedBehaviorSan
 	$(BIN)/cmake --build build/asan
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error
 
+matrix: setup  ## csrc/kquant with gcc and clang, -O0 to -O3, with and without vector kernels, and for aarch64: the golden bytes
+	$(BIN)/python -m pytest -rs tests/test_compilers.py
+
 FUZZ_SECONDS ?= 60
 
 fuzz: build  ## every reader for a minute each; needs the extra fuzz, see CONTRIBUTING.md
 	for reader in gguf draft safetensors config target; do \
 	  $(BIN)/python fuzz/readers.py $$reader -max_total_time=$(FUZZ_SECONDS) -timeout=5 -rss_limit_mb=1024 -close_fd_mask=0 || exit 1; done
+	fuzz/kquant.sh $(FUZZ_SECONDS)
 
 demo: build
 	$(BIN)/python tools/demo.py

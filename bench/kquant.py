@@ -26,18 +26,18 @@ COLS, ROWS = 5120, 102
 """A row of the 27B draft, and as many as a chunk has."""
 
 
-def nanoseconds(call: Callable[[], object], seconds: float) -> float:
+def nanoseconds(seconds: float, call: Callable[..., object], *args: object) -> float:
     """The least CPU time of one call, for a weight, over about `seconds`."""
     least, stop = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < stop:
         start = time.thread_time_ns()
-        call()
+        call(*args)
         least = min(least, time.thread_time_ns() - start)
     return least / (ROWS * COLS)
 
 
 def ggml_quantizer() -> Callable[..., int]:
-    """ggml's `ggml_quantize_chunk`."""
+    """The function `ggml_quantize_chunk` of ggml."""
     library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("xllamacpp*.so"))))
     chunk = library.ggml_quantize_chunk
     chunk.restype = ctypes.c_size_t
@@ -59,23 +59,37 @@ def main() -> None:
     importance = np.random.default_rng(2).exponential(1, COLS).astype(np.float32)
     wide, theirs = np.empty(x.size, np.float32), ggml_quantizer()
     results = []
-    print(f"{'ns a weight':<12} {'plain':>8} {'ggml':>8} {'ratio':>6}   {'weighted':>8} {'ggml':>8} {'ratio':>6}   {'decode':>6} {'measure':>7}")
+    print(
+        f"{'ns a weight':<12} {'plain':>8} {'ggml':>8} {'ratio':>6}   {'weighted':>8} {'ggml':>8} {'ratio':>6}   {'decode':>6} {'measure':>7}"
+    )
     for name in args.types.split(","):
         kind = BY_NAME[name]
         blocks, peer = (np.empty(ROWS * kind.row_bytes(COLS), np.uint8) for _ in range(2))
         row: dict[str, float] = {}
+        bf16, isa = BY_NAME["bf16"].id, ISAS[args.isa]
         for case, weights in (("plain", None), ("weighted", importance)):
-            at = None if weights is None else weights.ctypes.data
             row[case] = nanoseconds(
-                lambda: _native.kq_quantize(kind.id, BY_NAME["bf16"].id, raw, ROWS, COLS, weights, blocks, ISAS[args.isa]), args.seconds
-            )  # fmt: skip
+                args.seconds,
+                _native.kq_quantize,
+                kind.id,
+                bf16,
+                raw,
+                ROWS,
+                COLS,
+                weights,
+                blocks,
+                isa,
+            )
+            at = None if weights is None else weights.ctypes.data
             row[f"{case} ggml"] = nanoseconds(
-                lambda: theirs(kind.id, x.ctypes.data, peer.ctypes.data, 0, ROWS, COLS, at), args.seconds
+                args.seconds, theirs, kind.id, x.ctypes.data, peer.ctypes.data, 0, ROWS, COLS, at
             )
             assert (blocks == peer).all(), f"{name} {case}: the bytes differ"
-        row["decode"] = nanoseconds(lambda: _native.kq_dequantize(kind.id, blocks, ROWS, COLS, wide), args.seconds)
+        row["decode"] = nanoseconds(
+            args.seconds, _native.kq_dequantize, kind.id, blocks, ROWS, COLS, wide
+        )
         row["measure"] = nanoseconds(
-            lambda: _native.kq_measure(kind.id, BY_NAME["bf16"].id, raw, blocks, ROWS, COLS), args.seconds
+            args.seconds, _native.kq_measure, kind.id, bf16, raw, blocks, ROWS, COLS
         )
         print(
             f"{name:<12} {row['plain']:8.3f} {row['plain ggml']:8.2f} {row['plain ggml'] / row['plain']:6.1f}   "

@@ -19,6 +19,7 @@ from dflash_gguf.quantize.native import usable_isas
 from dflash_gguf.quantize.qtypes import BY_ID, BY_NAME, FLOATS, QUANTISED, fit_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weights import rows
 
 GOLDEN = Path(__file__).parent / "golden"
 TYPES = [t.name for t in QUANTISED]
@@ -55,32 +56,6 @@ def generated() -> tuple[Floats, Floats]:
     x[3, 100] *= 64
     x[4] = 0
     return x, ((stream(777, 512) + 1) * 2.0**-24).astype(np.float32)
-
-
-def rows(seed: int, n: int, cols: int = 512) -> Floats:
-    """Rows of fourteen kinds in turn: what trained weights look like, and what breaks searches."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((n, cols)) * np.exp2(rng.integers(-8, 4, (n, 1)))
-    kind = np.arange(n) % 14
-    some = x[kind == 0].shape
-    x[kind == 1] = rng.standard_t(2, x[kind == 1].shape)
-    x[kind == 2] *= rng.random(x[kind == 2].shape) < 0.05
-    x[kind == 3] = np.abs(x[kind == 3])
-    x[kind == 4] = -np.abs(x[kind == 4]) - 1
-    x[kind == 5] = np.round(x[kind == 5] * 4) / 4
-    jumps = np.exp2(rng.integers(-30, 20, (some[0], cols // 16)))
-    x[kind == 6] *= np.repeat(jumps, 16, axis=1)[: (kind == 6).sum()]
-    x[kind == 7] = x[kind == 7] * 1e-3 + 5
-    x[kind == 8] = x[kind == 8].astype(np.float16)
-    nearly = rng.integers(0, 3, some) * 2.0 ** -rng.integers(15, 24, (some[0], 1))
-    x[kind == 10] = -5 - nearly[: (kind == 10).sum()]
-    zeros = np.where(rng.random(some) < 0.5, -0.0, 0.0) + (rng.random(some) < 0.01)
-    x[kind == 11] = zeros[: (kind == 11).sum()]
-    x[kind == 12] *= 1e30
-    x[kind == 13] = rng.integers(-1, 2, x[kind == 13].shape)
-    with np.errstate(under="ignore"):
-        x[kind == 9] *= 10.0 ** rng.uniform(-44, -8, ((kind == 9).sum(), 1))
-        return np.ascontiguousarray(x, np.float32)
 
 
 @pytest.mark.parametrize("isa", ISAS)

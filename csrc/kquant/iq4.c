@@ -19,7 +19,7 @@
 
 static int nearest(float x) {
     int code = 0;
-    for (int k = 0; k < 15; k++) code += x >= KQ_IQ4_MIDPOINT[k];
+    for (int k = 0; k < 15; k++) code += !(x < KQ_IQ4_MIDPOINT[k]); /* NaN, where the weights' squares overflow, gives 15 */
     return code;
 }
 

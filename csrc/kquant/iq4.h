@@ -6,7 +6,7 @@
 
 static const int8_t KQ_IQ4_CODEBOOK[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-/* Code = how many midpoints are <= x. Ties go up. A midpoint and its two distances are exact in binary32, so this is
+/* Code = how many midpoints x is not below. Ties go up. A midpoint and its two distances are exact in binary32, so this is
  * the same function as comparing the distances (tests/native/test_kquant.c proves it around every midpoint). */
 static const float KQ_IQ4_MIDPOINT[15] = {-115.5f, -93.5f, -74, -57, -42, -28.5f, -16, -4.5f, 7, 19, 31.5f, 45.5f, 61, 79, 101};
 

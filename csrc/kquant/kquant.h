@@ -23,10 +23,12 @@
  * rounded to binary32 on its own and in the written order; the files must be compiled with -ffp-contract=off.
  *
  * Contract of all functions
- *   buffers    owned by the caller; sizes as stated at each function; no alignment is asked for blocks and
- *              importance may be shared; x and y need the natural alignment of their element type.
- *   aliasing   outputs must not overlap inputs.
- *   memory     nothing is allocated; at most 48 KiB of stack is used.
+ *   buffers    owned by the caller; sizes as stated at each function. x, y and importance need the natural
+ *              alignment of their element type; blocks need none.
+ *   aliasing   outputs must not overlap inputs; inputs may overlap each other.
+ *   memory     nothing is allocated; at most 48 KiB of stack is used (80 KiB without optimisation).
+ *   returns    KQ_OK, or another kq_status: then the output is untouched. Arguments are checked in the order type, cols,
+ *              instruction set; NULL is not looked for where a buffer is asked for.
  *   threads    every function is reentrant and keeps no state; rows may be spread over threads in any way, and
  *              the bytes do not change.
  *   values     x must be finite, importance finite and not negative (kq_find_nonfinite tells). Other values do
@@ -172,7 +174,7 @@ struct kq_q3_k {
 struct kq_q4_k {
     kq_half d;
     kq_half dmin;
-    uint8_t scales[12]; /* 8 pairs (scale, min) of 6 bits, packed as k4.h says */
+    uint8_t scales[12]; /* 8 pairs (scale, min) of 6 bits, packed as super.h says */
     uint8_t qs[128];    /* byte 32g + l: low nibble weight 64g + l, high nibble weight 64g + 32 + l */
 };
 

@@ -24,6 +24,7 @@ INLINE vf magnitude(vf v) { return _mm256_andnot_ps(splat(-0.0f), v); }
 INLINE vf root(vf v) { return _mm256_sqrt_ps(v); }
 INLINE vm more(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 INLINE vm at_least(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+INLINE vm not_less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
 INLINE vm equal(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 INLINE vm both(vm a, vm b) { return _mm256_and_ps(a, b); }
 INLINE vm either(vm a, vm b) { return _mm256_or_ps(a, b); }

@@ -24,6 +24,7 @@ INLINE vf magnitude(vf v) { return _mm512_abs_ps(v); }
 INLINE vf root(vf v) { return _mm512_sqrt_ps(v); }
 INLINE vm more(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 INLINE vm at_least(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+INLINE vm not_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
 INLINE vm equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 INLINE vm both(vm a, vm b) { return (vm)(a & b); }
 INLINE vm either(vm a, vm b) { return (vm)(a | b); }

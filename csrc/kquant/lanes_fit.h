@@ -232,10 +232,10 @@ INLINE vi nearest_codes(vf x) {
     static const float quarter[16] = {[0] = -57, [8] = 45.5f};
     static const float eighth[16] = {[0] = -93.5f, [4] = -28.5f, [8] = 19, [12] = 79};
     static const float last[16] = {[0] = -115.5f, [2] = -74, [4] = -42, [6] = -16, [8] = 7, [10] = 31.5f, [12] = 61, [14] = 101};
-    vi code = step(no_steps(), at_least(x, splat(-4.5f)), 8);
-    code = step(code, at_least(x, look_up(quarter, code)), 4);
-    code = step(code, at_least(x, look_up(eighth, code)), 2);
-    return step(code, at_least(x, look_up(last, code)), 1);
+    vi code = step(no_steps(), not_less(x, splat(-4.5f)), 8);
+    code = step(code, not_less(x, look_up(quarter, code)), 4);
+    code = step(code, not_less(x, look_up(eighth, code)), 2);
+    return step(code, not_less(x, look_up(last, code)), 1);
 }
 
 INLINE void codebook_sums(vf inverse, const struct tile *t, vf *wxg, vf *wgg) {

@@ -90,6 +90,7 @@ void LOOP_NAME(kq_decode_q2_k)(const void *restrict blocks, size_t n_blocks, flo
             float step = d * (float)(b->scales[s] & 15), minimum = dmin * (float)(b->scales[s] >> 4);
             const uint8_t *qs = b->qs + 32 * (s / 8) + 16 * (s % 2);
             const int shift = 2 * (s / 2 % 4);
+#pragma GCC unroll 1
             for (int l = 0; l < 16; l++) y[16 * s + l] = step * (float)(qs[l] >> shift & 3) - minimum;
         }
     }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import weights
 import xllamacpp
 from dflash_gguf.quantize import quantize_rows
 from dflash_gguf.quantize.qtypes import BY_NAME, QUANTISED
@@ -46,19 +47,24 @@ def ggml_blocks(x: npt.NDArray[np.float32], name: str, importance: Any) -> npt.N
 
 
 @pytest.mark.parametrize("name", [t.name for t in QUANTISED])
-def test_random_rows_give_ggmls_bytes(name: str) -> None:
-    """Rows of weights, with outliers, with zeros and far from zero, with and without importance."""
-    rng = np.random.default_rng(17)
-    x = np.concatenate([
-        rng.standard_t(4, (24, 1024)) * 0.05,
-        rng.standard_normal((8, 1024)) * (rng.random((8, 1024)) < 0.1),
-        rng.standard_normal((8, 1024)) + 3,
-        rng.standard_normal((8, 1024)) * np.repeat(np.exp2(rng.integers(-20, 10, (8, 64))), 16, axis=1),
-    ]).astype(np.float32)  # fmt: skip
-    importance = rng.exponential(1, 1024).astype(np.float32)
-    importance[::5] = 0
+def test_10000_rows_give_ggmls_bytes(name: str) -> None:
+    """Rows of every kind, adversarial ones too, with and without importance, and 3000 with half of it zero and of a tiny scale."""
+    x = weights.rows(17, 10_000, 256)
+    rng = np.random.default_rng(18)
+    importance = rng.exponential(1, 256).astype(np.float32)
+    sparse = np.where(rng.random(256) < 0.5, 0, importance * np.float32(1e-12)).astype(np.float32)
 
-    np.testing.assert_array_equal(ggml_blocks(x, name, None), quantize_rows(x, name))
-    np.testing.assert_array_equal(
-        ggml_blocks(x, name, importance), quantize_rows(x, name, importance)
-    )
+    for array, vector in ((x, None), (x, importance), (x[:3000], sparse)):
+        np.testing.assert_array_equal(
+            ggml_blocks(array, name, vector), quantize_rows(array, name, vector)
+        )
+
+
+@pytest.mark.parametrize("name", [t.name for t in QUANTISED])
+def test_long_rows_give_ggmls_bytes(name: str) -> None:
+    """Where a row is longer than a piece of ours and its mean square takes part: with and without importance."""
+    x = weights.rows(19, 42, 5120)
+    importance = np.random.default_rng(20).exponential(1, 5120).astype(np.float32)
+
+    for vector in (None, importance):
+        np.testing.assert_array_equal(ggml_blocks(x, name, vector), quantize_rows(x, name, vector))

@@ -13,7 +13,7 @@ from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.quantize.cli import main
 from dflash_gguf.quantize.imatrix import Imatrix, write_imatrix
 from dflash_gguf.runtime.cli import main as validate
-from llama_quantize import find_llama_quantize
+from llama_quantize import NoPeer, find_llama_quantize
 from trained_pair import TARGET, draft_gguf
 
 SCHEMES = {
@@ -34,10 +34,10 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def peer() -> Path:
     """The tool itself."""
-    found = find_llama_quantize()
-    if found is None:
-        pytest.skip("no llama-quantize: set LLAMA_QUANTIZE, or DFLASH_PEER_BUILD to build it")
-    return found
+    try:
+        return find_llama_quantize()
+    except NoPeer as reason:
+        pytest.skip(f"no llama-quantize: {reason}")
 
 
 @pytest.fixture(scope="module", params=SHAPES)
