@@ -6,10 +6,13 @@ import subprocess
 from pathlib import Path
 
 import drafts
+import heads
 import numpy as np
 import pytest
+import tiny
 from click.testing import CliRunner
-from dflash_gguf.convert.gguf import read_gguf
+from dflash_gguf.convert.ggml import BF16
+from dflash_gguf.convert.gguf import GgufFile, read_gguf
 from dflash_gguf.quantize.cli import main
 from dflash_gguf.quantize.imatrix import Imatrix, write_imatrix
 from dflash_gguf.runtime.cli import main as validate
@@ -29,6 +32,7 @@ SHAPES = {
     "nine layers, fewer shared heads": {"layers": 9, "kv_heads": 4},
     "rows that do not divide": {"layers": 3, "ff": 736, "rank": 48},
 }
+"""Made-up DFlash 2 drafts."""
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +44,45 @@ def peer() -> Path:
         pytest.skip(f"no llama-quantize: {reason}")
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+def dspark(folder: Path) -> Path:
+    """The trained v1 draft with a random Markov head."""
+    config, tensors, sizes = heads.pair_draft()
+    tensors |= heads.markov("markov_head.", "confidence_head.proj", **sizes)
+    config |= {"architectures": ["DSparkDraftModel"]}
+    source = tiny.write_draft(folder / "dspark", config=config, tensors=tensors)
+    return heads.convert(source, folder / "dspark.gguf", "--target", TARGET)
+
+
+@pytest.fixture(scope="module", params=[*SHAPES, "the trained v1 draft", "DSpark"])
 def draft(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
     """A canonical draft and an importance matrix for it."""
-    folder = tmp_path_factory.mktemp("peer")
-    spec = drafts.spec_of(**SHAPES[request.param])
+    folder, name = tmp_path_factory.mktemp("peer"), request.param
+    if name in SHAPES:
+        path = drafts.write_draft(folder / "draft.gguf", drafts.spec_of(**SHAPES[name]))
+    else:
+        path = dspark(folder) if name == "DSpark" else draft_gguf("v1")
     rng = np.random.default_rng(5)
-    shapes = {n: s for n, s in drafts.shapes_of(spec).items() if drafts.is_matrix(n, s)}
-    sums = {n: rng.exponential(2, (1, s[0])).astype(np.float32) for n, s in shapes.items()}
-    counts = {n: np.array([64], np.float32) for n in shapes}
+    matrices = {n: t.shape for n, t in read_gguf(path).tensors.items() if t.type == BF16}
+    sums = {n: rng.exponential(2, (1, s[0])).astype(np.float32) for n, s in matrices.items()}
+    counts = {n: np.array([64], np.float32) for n in matrices}
     write_imatrix(folder / "i.gguf", Imatrix(sums, counts, ("made up",), 1, 64))
-    return drafts.write_draft(folder / "draft.gguf", spec), folder / "i.gguf"
+    return path, folder / "i.gguf"
 
 
 def equal_files(theirs: Path, ours: Path) -> None:
     """Same tensors in the same order, of the same types, with the same bytes; file_type and version too."""
     a, b = read_gguf(theirs), read_gguf(ours)
 
-    assert [(t.name, t.type, t.shape) for t in a.tensors.values()] == [
-        (t.name, t.type, t.shape) for t in b.tensors.values()
-    ]
+    def table(file: GgufFile) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Name, type and shape in file order; llama.cpp does not write a last dimension of 1."""
+        return [
+            (t.name, t.type, t.shape[: 1 if t.shape[1:] == (1,) else None])
+            for t in file.tensors.values()
+        ]
+
+    assert table(a) == table(b)
     raw_a, raw_b = theirs.read_bytes(), ours.read_bytes()
     for t in a.tensors.values():
         u = b.tensors[t.name]
