@@ -30,9 +30,9 @@ convert_hf_to_gguf.main()
 
 
 def peer(args: argparse.Namespace, out: Path) -> list[str]:
-    """The command line of llama.cpp's converter."""
+    """The command line of llama.cpp's converter, its output synced as ours is."""
     return [
-        args.peer_python, "-c", PEER, str(args.llama_cpp), str(args.checkpoint), "--outtype", "bf16",
+        "sh", "-c", '"$@" && sync "$0"', str(out), args.peer_python, "-c", PEER, str(args.llama_cpp), str(args.checkpoint), "--outtype", "bf16",
         "--outfile", str(out), "--target-model-dir", str(args.target),
     ]  # fmt: skip
 
