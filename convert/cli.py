@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from .vocabulary import template_note
     type=click.Choice(list(OUTTYPES)),
     default="source",
     show_default=True,
-    help="Type of the matrices.",
+    help="Type of the matrices; q8_0 is what dflash-quantize --scheme q8_0 gives.",
 )
 @REVISION
 @click.option(
@@ -71,9 +72,14 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
         if not given["quiet"]:
             head = unknown_to_llama_cpp(plan.spec) if given["dialect"] == "canonical" else ""
             refusal = f"llama.cpp has no {head} and does not load this file" if head else ""
-            notes = [template_note(plan.fields), *published_notes(draft, plan.spec), refusal]
-            for note in filter(None, notes):
-                click.echo(f"note: {note}", err=True)
+            show_notes(
+                [
+                    template_note(plan.fields),
+                    *published_notes(draft, plan.spec),
+                    refusal,
+                    *plan.notes,
+                ]
+            )
         if given["dry_run"]:
             body = {"plan": plan.to_json() | {"sources": dict(draft.sources)}}
             click.echo(
@@ -91,6 +97,8 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
                 overwrite=given["overwrite"],
                 progress=bar.update,
             )
+        if not given["quiet"]:
+            show_notes(outcome.notes)
         click.echo(
             result_json("dflash-convert", {"outcome": outcome_json(outcome)})
             if given["as_json"]
@@ -122,6 +130,12 @@ def published_notes(draft: Draft, spec: DraftSpec) -> list[str]:
     )
 
 
+def show_notes(notes: Iterable[str]) -> None:
+    """One line each on stderr; empty ones are none."""
+    for note in filter(None, notes):
+        click.echo(f"note: {note}", err=True)
+
+
 def show_plan(plan: ConvertPlan, draft: Draft) -> str:
     """What the draft is and where every value came from, then the plan as a table."""
     infos = plan.layout.infos
@@ -143,6 +157,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     return {
         "output": str(outcome.output), "manifest": str(outcome.manifest), "bytes": outcome.size,
         "tensors": len(outcome.digests), "variant": spec.variant, "spec_sha256": spec.digest(),
+        "notes": [*outcome.plan.notes, *outcome.notes],
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from .canonical import TargetFacts, canonical_fields
 from .draft import Draft, facts_of_target
 from .errors import UsageError
+from .floats import Losses
 from .ggml import type_name
 from .gguf_writer import GgufWriter
 from .output import OutputSet
@@ -26,7 +27,7 @@ from .spec import DraftSpec
 from .spelling import DIALECTS, spell_fields
 from .supplied import supplied
 from .target import Target
-from .transfer import Digest, Progress, check_fit, transfer
+from .transfer import Digest, Progress, transfer
 
 MANIFEST_SCHEMA = 1
 
@@ -40,6 +41,17 @@ class Outcome:
     size: int
     plan: ConvertPlan
     digests: Sequence[Digest]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the output lost on the way, in words."""
+        lossy = [d for d in self.digests if d.losses != Losses()]
+        flushed = sum(d.losses.flushed for d in lossy)
+        rough = sum(d.losses.subnormals for d in lossy)
+        return [
+            f"{flushed} values became zero and {rough} lost digits as subnormals, in {len(lossy)} tensors, "
+            f"first in {lossy[0].name}; the manifest counts them by tensor"
+        ] if lossy else []  # fmt: skip
 
 
 def plan_conversion(
@@ -113,10 +125,9 @@ def run_plan(
     """
     sidecar = manifest_path(output)
     inputs = [*draft.paths, *([target.path] if target else [])]
-    files = OutputSet([sidecar, output], overwrite=overwrite, inputs=inputs)
-    check_fit(plan.tensors)
+    files = OutputSet([output, sidecar], overwrite=overwrite, inputs=inputs)
     layout = plan.layout
-    with files as (manifest_file, gguf_file):
+    with files as (gguf_file, manifest_file):
         writer = GgufWriter(gguf_file, layout)
         digests = transfer(plan.tensors, writer, progress)
         writer.finish()
@@ -152,10 +163,16 @@ def build_manifest(
                 "name": t.name, "type": type_name(t.type), "shape": list(t.shape), "offset": layout.infos[t.name].offset,
                 "bytes": t.nbytes, "sha256": d.sha256, "source": t.source.name, "source_file": Path(t.source.file).name,
                 "source_type": type_name(t.source.type), "source_sha256": d.source_sha256,
-            }
+            } | ({"instead_of": t.wanted} if t.wanted else {}) | losses_json(d.losses)
             for t, d in zip(plan.tensors, digests, strict=True)
         ],
     }  # fmt: skip
+
+
+def losses_json(losses: Losses) -> dict[str, int]:
+    """What a narrower type lost; nothing where it lost nothing."""
+    counts = {"flushed_to_zero": losses.flushed, "rough_subnormals": losses.subnormals}
+    return {name: count for name, count in counts.items() if count}
 
 
 def tool_version() -> str:

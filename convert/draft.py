@@ -156,7 +156,8 @@ def draft_from_gguf(
         sources = {k: v if v == "option" else f"{config.name}: {v}" for k, v in places.items() if v}
     return Draft(
         file.path, column, spec, tuple(match(spec, shapes, column, file.path)), spans, sources,
-        tokenizer_fields(file.fields, file.path), facts_of(file), ({"name": file.path.name, "bytes": file.size},),
+        tokenizer_fields(file.fields, file.path), facts_of(file),
+        ({"name": file.path.name, "bytes": file.size, "header_sha256": file.header_sha256},),
         file,
     )  # fmt: skip
 

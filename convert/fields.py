@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -64,7 +65,7 @@ class Field:
     item: int = 0
     """Type of the items where `type` is ARRAY."""
     raw: bytes = field(default=b"", repr=False, compare=False)
-    """The value as a file spelled it, for copying half a million strings; empty where it was made here."""
+    """The value as a file spells it, so that half a million strings are encoded once; may be empty."""
 
     def type_name(self) -> str:
         """`u32`, `array of string`, ..."""
@@ -103,7 +104,8 @@ def booleans(values: Sequence[bool]) -> Field:
 
 def texts(values: Sequence[str]) -> Field:
     """An array of UTF-8 strings."""
-    return Field(ARRAY, list(values), STRING)
+    made = Field(ARRAY, list(values), STRING)
+    return replace(made, raw=encode(made))
 
 
 def encode_text(value: str) -> bytes:
@@ -115,9 +117,9 @@ def encode_text(value: str) -> bytes:
 def encode_items(kind: int, value: Value) -> bytes:
     """The bytes of array items of type `kind`."""
     if kind == STRING:
-        pack = struct.Struct("<Q").pack
         raws = [v.encode() for v in value]
-        return b"".join([part for raw in raws for part in (pack(len(raw)), raw)])
+        lengths = map(struct.Struct("<Q").pack, map(len, raws))
+        return b"".join(chain.from_iterable(zip(lengths, raws, strict=True)))
     if kind == BOOL:
         return bytes(bool(v) for v in value)
     return np.ascontiguousarray(value, dtype=DTYPES[kind]).tobytes()

@@ -1,4 +1,4 @@
-"""Opening a file from a stranger: regular files only, so that a pipe or a device can neither block nor flood."""
+"""Files of strangers: only regular ones are opened, so that a pipe or a device can neither block nor flood; and which is which."""
 
 from __future__ import annotations
 
@@ -34,3 +34,12 @@ def read_limited(path: Path, limit: int) -> bytes:
                 "file is too large", found=f"{size} bytes", where=path, expected=f"at most {limit}"
             )
         return file.read(limit)
+
+
+def same_file(known: os.stat_result, path: Path) -> bool:
+    """Whether `path` still names the file with status `known`."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (known.st_dev, known.st_ino)

@@ -24,33 +24,35 @@ class GgmlType:
     """Bytes of a block."""
     scales: tuple[int, ...] = ()
     """Where the F16 scales and minima of a block lie, in bytes from its start."""
+    fallback: str = "F16"
+    """The type llama-quantize writes instead where a row is not a whole number of blocks."""
 
 
 TYPES: dict[int, GgmlType] = {
-    number: GgmlType(number, name, block, size, tuple(scales))
-    for number, name, block, size, *scales in (
+    number: GgmlType(number, name, block, size, *more)
+    for number, name, block, size, *more in (
         (0, "F32", 1, 4),
         (1, "F16", 1, 2),
-        (2, "Q4_0", 32, 2 + 16, 0),
-        (3, "Q4_1", 32, 2 + 2 + 16, 0, 2),
-        (6, "Q5_0", 32, 2 + 4 + 16, 0),
-        (7, "Q5_1", 32, 2 + 2 + 4 + 16, 0, 2),
-        (8, "Q8_0", 32, 2 + 32, 0),
-        (9, "Q8_1", 32, 4 + 4 + 32, 0, 2),
-        (10, "Q2_K", 256, 16 + 64 + 2 + 2, 80, 82),
-        (11, "Q3_K", 256, 32 + 64 + 12 + 2, 108),
-        (12, "Q4_K", 256, 2 + 2 + 12 + 128, 0, 2),
-        (13, "Q5_K", 256, 2 + 2 + 12 + 32 + 128, 0, 2),
-        (14, "Q6_K", 256, 128 + 64 + 16 + 2, 208),
+        (2, "Q4_0", 32, 2 + 16, (0,)),
+        (3, "Q4_1", 32, 2 + 2 + 16, (0, 2)),
+        (6, "Q5_0", 32, 2 + 4 + 16, (0,)),
+        (7, "Q5_1", 32, 2 + 2 + 4 + 16, (0, 2)),
+        (8, "Q8_0", 32, 2 + 32, (0,)),
+        (9, "Q8_1", 32, 4 + 4 + 32),
+        (10, "Q2_K", 256, 16 + 64 + 2 + 2, (80, 82), "Q4_0"),
+        (11, "Q3_K", 256, 32 + 64 + 12 + 2, (108,), "Q4_0"),
+        (12, "Q4_K", 256, 2 + 2 + 12 + 128, (0, 2), "Q5_0"),
+        (13, "Q5_K", 256, 2 + 2 + 12 + 32 + 128, (0, 2), "Q5_1"),
+        (14, "Q6_K", 256, 128 + 64 + 16 + 2, (208,), "Q8_0"),
         (15, "Q8_K", 256, 4 + 256 + 32),
         (16, "IQ2_XXS", 256, 2 + 64),
         (17, "IQ2_XS", 256, 2 + 64 + 8),
         (18, "IQ3_XXS", 256, 2 + 64 + 32),
         (19, "IQ1_S", 256, 2 + 32 + 16),
-        (20, "IQ4_NL", 32, 2 + 16, 0),
+        (20, "IQ4_NL", 32, 2 + 16, (0,)),
         (21, "IQ3_S", 256, 2 + 64 + 8 + 32 + 4),
         (22, "IQ2_S", 256, 2 + 64 + 8 + 8),
-        (23, "IQ4_XS", 256, 2 + 2 + 4 + 128, 0),
+        (23, "IQ4_XS", 256, 2 + 2 + 4 + 128, (0,), "IQ4_NL"),
         (24, "I8", 1, 1),
         (25, "I16", 1, 2),
         (26, "I32", 1, 4),
@@ -68,7 +70,7 @@ TYPES: dict[int, GgmlType] = {
 
 BY_NAME: dict[str, GgmlType] = {t.name: t for t in TYPES.values()}
 
-F32, F16, BF16, I64 = (BY_NAME[n].id for n in ("F32", "F16", "BF16", "I64"))
+F32, F16, BF16, I64, Q8_0 = (BY_NAME[n].id for n in ("F32", "F16", "BF16", "I64", "Q8_0"))
 
 FLOATS = frozenset({F32, F16, BF16})
 """Types that hold plain floats: what a converter writes and a quantiser reads."""
@@ -77,6 +79,14 @@ FLOATS = frozenset({F32, F16, BF16})
 def type_name(type_id: int) -> str:
     """Name of a type id, `type 99` where it is not known."""
     return TYPES[type_id].name if type_id in TYPES else f"type {type_id}"
+
+
+def fit_row(type_id: int, cols: int) -> int:
+    """The type, or what llama-quantize writes instead where rows of `cols` weights are not whole blocks of it."""
+    for kind in (TYPES[type_id], BY_NAME[TYPES[type_id].fallback]):
+        if cols % kind.block == 0:
+            return kind.id
+    return F16
 
 
 def tensor_bytes(type_id: int, shape: tuple[int, ...], where: object = "") -> int:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from . import fields as kinds
@@ -53,6 +54,8 @@ class GgufFile:
     data_offset: int
     fields: dict[str, Field]
     tensors: dict[str, TensorInfo]
+    header_sha256: str = ""
+    """Of all bytes before the tensor data."""
     kv: dict[str, Value] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -216,4 +219,5 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     table = list(read_tensors(c, n_tensors))
     tensors = place(c, table, alignment)
     start = -(-c.position // alignment) * alignment
-    return GgufFile(path, size, version, alignment, start, fields, tensors)
+    digest = sha256(memoryview(c.buffer)[:start]).hexdigest()
+    return GgufFile(path, size, version, alignment, start, fields, tensors, digest)

@@ -22,6 +22,9 @@ from .output import Buffer, OutputFile, OutputSet
 
 VERSION = 3
 
+BEHIND = 64 << 20
+"""Bytes of a tensor that are made before the disk is told to begin with them."""
+
 
 @dataclass(frozen=True)
 class GgufLayout:
@@ -99,6 +102,9 @@ class GgufWriter:
             )
         self.file.write(data, info.offset + done)
         self.done[name] = done + count
+        if done + count == info.nbytes or (done + count) // BEHIND > done // BEHIND:
+            start = done // BEHIND * BEHIND
+            self.file.start_writing(info.offset + start, done + count - start)
 
     def finish(self) -> None:
         """Check that the file is whole."""

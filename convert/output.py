@@ -1,8 +1,8 @@
 """Output files that appear whole or not at all.
 
 Every file is written to a hidden sibling, flushed, checked and renamed; several files of one set are renamed
-together. A failure of any kind leaves the old files as they were. The sibling is locked while a run writes it, so
-a second run to the same output stops at once, and one that a killed run left behind is taken over, never trusted.
+together (`swap.py`). A failure of any kind leaves the old files as they were. The sibling is locked while a run writes
+it, so a second run to the same output stops at once, and one that a killed run left behind is taken over, never trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from types import TracebackType
 from typing import TypeAlias
 
 from .errors import EnvironmentFault, UsageError
+from .files import same_file
 from .signals import held
+from .swap import old_name, recover, swap
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -54,7 +56,7 @@ class OutputFile:
             os.close(fd)  # another run renamed or removed it between open and lock: try again
 
     def reserve(self, size: int) -> None:
-        """Give the file its final size, all zero; refuse early when the disk cannot take it."""
+        """Give the file its final size and its place on the disk, all zero; refuse early when there is no room."""
         room = os.fstatvfs(self.fd)
         free = room.f_bavail * room.f_frsize
         if size > free:
@@ -62,7 +64,7 @@ class OutputFile:
                 "no space left for the output", found=f"{free} bytes free", where=self.path, expected=f"{size} bytes"
             )  # fmt: skip
         try:
-            os.ftruncate(self.fd, size)
+            os.posix_fallocate(self.fd, 0, size)
         except OSError as error:
             raise self.fault(error) from error
 
@@ -76,6 +78,10 @@ class OutputFile:
                 raise self.fault(error) from error
             offset += count
             view = view[count:]
+
+    def start_writing(self, offset: int, size: int) -> None:
+        """Let the disk begin with these bytes while others are made, so that `sync` has less to wait for."""
+        os.posix_fadvise(self.fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def check(self, size: int, head: bytes) -> None:
         """Refuse unless the file has `size` bytes and starts with `head`."""
@@ -136,6 +142,8 @@ class OutputSet:
             for path in self.paths:
                 with held():
                     self.files.append(OutputFile(path))
+            with held():
+                recover(self.files)
         except OSError as error:
             self.abandon()
             raise EnvironmentFault(
@@ -159,7 +167,7 @@ class OutputSet:
                 for file in self.files:
                     file.sync()
                 with held():
-                    rename_all(self.files)
+                    swap(self.files)
         finally:
             self.abandon()
 
@@ -169,64 +177,6 @@ class OutputSet:
             for file in self.files:
                 file.close()
             self.files = []
-
-
-def rename_all(files: Sequence[OutputFile]) -> None:
-    """Give every sibling its name; if one rename fails, or the folder cannot be flushed, all are undone."""
-    done: list[tuple[OutputFile, Path | None]] = []
-    try:
-        for file in files:
-            done.append((file, keep_old(file.path)))
-            file.temporary.replace(file.path)
-        for folder in {file.path.parent for file in files}:
-            sync_folder(folder)
-    except OSError as error:
-        for file, old in reversed(done):
-            if old is not None:
-                old.replace(file.path)
-                old.unlink(
-                    missing_ok=True
-                )  # renaming one name of a file to another of its names does nothing
-            elif same_file(os.fstat(file.fd), file.path):
-                file.path.unlink()
-        raise files[0].fault(error) from error
-    for _, old in done:
-        if old is not None:
-            old.unlink()
-
-
-def keep_old(path: Path) -> Path | None:
-    """A second name of the file that is about to be replaced; None where there is none.
-
-    Where the file system has no hard links the file is renamed instead, and its own name is free for a moment.
-    """
-    if not os.path.lexists(path):
-        return None  # an `.old` that a killed run left is then the only copy: it stays
-    old = path.with_name(f".{path.name}.old")
-    old.unlink(missing_ok=True)
-    try:
-        os.link(path, old, follow_symlinks=False)
-    except OSError:
-        path.replace(old)
-    return old
-
-
-def sync_folder(folder: Path) -> None:
-    """The renames of a folder on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def same_file(known: os.stat_result, path: Path) -> bool:
-    """Whether `path` still names the file with status `known`."""
-    try:
-        found = path.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return (found.st_dev, found.st_ino) == (known.st_dev, known.st_ino)
 
 
 def check_output(path: Path, *, overwrite: bool, inputs: Sequence[str | os.PathLike[str]]) -> None:
@@ -253,6 +203,8 @@ def check_output(path: Path, *, overwrite: bool, inputs: Sequence[str | os.PathL
     if not stat.S_ISREG(status.st_mode):
         raise UsageError("the output is not a regular file", where=path, expected="a file name")
     if not overwrite:
+        left = old_name(path)
         raise UsageError(
-            "the output exists already", where=path, fix="pass --overwrite, or choose another name"
-        )
+            "the output exists already", found=f"{left.name} of a run that was killed, too" if left.exists() else "",
+            where=path, fix="pass --overwrite, or choose another name",
+        )  # fmt: skip

@@ -8,22 +8,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
 from .errors import InputError, UsageError
 from .fields import Field
-from .ggml import BF16, BY_NAME, F16, F32, FLOATS, I64, tensor_bytes, type_name
+from .ggml import BF16, BY_NAME, F16, F32, FLOATS, I64, Q8_0, fit_row, tensor_bytes, type_name
 from .gguf_writer import GgufLayout
+from .matrices import why_kept
 from .names import Match, shorten
 from .spec import DraftSpec
 from .spelling import DIALECTS
 
-OUTTYPES = {"source": None, "bf16": BF16, "f16": F16, "f32": F32}
+OUTTYPES = {"source": None, "bf16": BF16, "f16": F16, "f32": F32, "q8_0": Q8_0}
 """`--outtype` to the type of matrices; None keeps each tensor's own."""
 
 NUMBERS = frozenset(BY_NAME[n].id for n in ("I8", "I16", "I32", "I64", "F64"))
 """Types that no matrix of a draft may have."""
+
+WRITTEN = FLOATS | {Q8_0}
+"""Types that plain floats are converted to."""
 
 STORE = {"f32": F32, "i64": I64}
 """`store` of a tensor rule to the one type it may have."""
@@ -64,6 +69,8 @@ class PlannedTensor:
     """Whether the source counts from each row's own number (`d2t` of a checkpoint), the output absolutely."""
     ids_below: int = 0
     """For token ids: the vocabulary they must lie in; 0 for weights."""
+    wanted: str = ""
+    """The type that was asked for, where the row's length forbade it."""
 
     @property
     def copies(self) -> bool:
@@ -76,7 +83,7 @@ class PlannedTensor:
         return self.offsets or self.source.transposed or self.source.interleaved > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConvertPlan:
     """Everything a conversion writes."""
 
@@ -84,10 +91,19 @@ class ConvertPlan:
     fields: Mapping[str, Field]
     tensors: tuple[PlannedTensor, ...]
 
-    @property
+    @cached_property
     def layout(self) -> GgufLayout:
         """The output without its tensor data."""
         return GgufLayout(self.fields, [(t.name, t.type, t.shape) for t in self.tensors])
+
+    @property
+    def notes(self) -> list[str]:
+        """What the plan could not do as it was asked, in words."""
+        odd = [t for t in self.tensors if t.wanted]
+        return [
+            f"{len(odd)} tensors have rows that {odd[0].wanted} blocks do not divide and become {type_name(odd[0].type)}: "
+            + shorten([t.name for t in odd])
+        ] if odd else []  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `--dry-run --json` prints it."""
@@ -99,7 +115,7 @@ class ConvertPlan:
                 {
                     "name": t.name, "type": type_name(t.type), "shape": list(t.shape), "offset": layout.infos[t.name].offset,
                     "bytes": t.nbytes, "source": t.source.name, "source_type": type_name(t.source.type),
-                }
+                } | ({"instead_of": t.wanted} if t.wanted else {})
                 for t in self.tensors
             ],
         }  # fmt: skip
@@ -133,13 +149,14 @@ def plan_tensors(
 
 def plan_tensor(match: Match, span: Span, matrix: int | None, column: str) -> PlannedTensor:
     """One tensor: its type by its rule and `--outtype`."""
-    kind = STORE.get(match.rule.store, span.type if matrix is None else matrix)
+    shape = span.shape[::-1]
+    kind, wanted = stored_type(match, span.type, shape, matrix)
     if match.rule.store == "matrix" and span.type in NUMBERS:
         raise InputError(
             "matrix has a type without weights", found=type_name(span.type), where=f"{span.file}: {span.name}",
             expected="floats, or a quantised type",
         )  # fmt: skip
-    if kind != span.type and (span.type not in FLOATS or kind not in FLOATS):
+    if kind != span.type and not (span.type in FLOATS and kind in WRITTEN):
         if match.rule.store == "matrix":
             raise UsageError(
                 "a quantised tensor cannot be given another type here", found=type_name(span.type), where=f"{span.file}: {span.name}",
@@ -148,9 +165,24 @@ def plan_tensor(match: Match, span: Span, matrix: int | None, column: str) -> Pl
         raise InputError(
             "tensor has a type it cannot have", found=type_name(span.type), where=f"{span.file}: {span.name}", expected=type_name(kind)
         )  # fmt: skip
-    shape = span.shape[::-1]
     nbytes = tensor_bytes(kind, shape, span.name)
-    return PlannedTensor(match.spelled(column), kind, shape, nbytes, span)
+    return PlannedTensor(match.spelled(column), kind, shape, nbytes, span, wanted=wanted)
+
+
+def stored_type(
+    match: Match, source: int, shape: tuple[int, ...], matrix: int | None
+) -> tuple[int, str]:
+    """The type of a tensor, and the one that was asked for where its rows forbid that.
+
+    A float type is for what the tensor's rule calls a matrix, a quantised one for what llama-quantize would touch.
+    """
+    kept = STORE.get(match.rule.store, source)
+    if matrix in FLOATS:
+        return STORE.get(match.rule.store, matrix), ""
+    if matrix is None or why_kept(match.name, shape):
+        return kept, ""
+    fitted = fit_row(matrix, shape[0])
+    return fitted, "" if fitted == matrix else type_name(matrix)
 
 
 def source_type(dtype: str, where: str) -> int:

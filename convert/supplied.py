@@ -12,14 +12,12 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-import numpy as np
-
 from .beside import MaskEmbedding
 from .checkpoint import shard_name
 from .draft import Draft, span_of
 from .errors import InputError, UsageError
 from .files import open_regular
-from .floats import from_float32, to_float32
+from .floats import convert_floats, find_non_finite
 from .ggml import F32, FLOATS, type_name
 from .gguf import read_gguf
 from .names import Match, TensorRule, ordered
@@ -98,8 +96,9 @@ def with_row(table: Span, mask: MaskEmbedding) -> Span:
     with open_regular(mask.tensor.file) as file:
         file.seek(mask.tensor.offset)
         raw = file.read(mask.tensor.nbytes)
-    row = from_float32(to_float32(memoryview(raw), span_of(mask.tensor).type), table.type)
-    if not np.isfinite(to_float32(row, table.type)).all():
+    values, kind = memoryview(raw), span_of(mask.tensor).type
+    row, losses = convert_floats(values, kind, table.type)
+    if find_non_finite(values, kind) is not None or losses.overflows:
         raise InputError(
             "mask embedding has values that are not finite, or do not fit the target's embedding", found=mask.tensor.dtype,
             where=mask.tensor.file, expected=f"finite values within {type_name(table.type)}",

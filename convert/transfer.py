@@ -1,7 +1,7 @@
 """Doing a plan: read, check, convert where the type changes, write, hash; in chunks, with bounded memory.
 
-A few threads take one tensor after another. Reading, hashing, checking and writing all release the interpreter, so
-two cores do twice the work of one; each thread owns one buffer, whatever the file's size.
+A few threads take one tensor after another. Reading, checking, converting, hashing and writing all release the
+interpreter, so two cores do twice the work of one; each thread owns one buffer, whatever the file's size.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from threading import Event
 
 import numpy as np
 
+from .. import _native
 from .errors import InputError
-from .floats import BITS, from_float32, non_finite, overflows, to_float32
-from .ggml import BF16, F16, F32, TYPES, type_name
+from .floats import Losses, convert_floats, find_non_finite
+from .ggml import FLOATS, TYPES, type_name
 from .gguf_writer import GgufWriter
 from .plan import PlannedTensor, Span
+from .rearrange import indivisible, rearranged
 
-CHUNK = 2 << 20
-"""Bytes read at once, cut to whole blocks."""
+CHUNK = 1 << 20
+"""Bytes read at once, cut to whole blocks: small enough to stay in the cache from reading to writing."""
 MAX_THREADS = 4
 
 Progress = Callable[[int], object]
@@ -32,11 +34,12 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """sha256 of a tensor as it was read and as it was written."""
+    """What came of a tensor: sha256 as it was read and as it was written, and what a narrower type lost."""
 
     name: str
     source_sha256: str
     sha256: str
+    losses: Losses
 
 
 class Sources:
@@ -75,9 +78,10 @@ class Sources:
 def transfer(
     tensors: Sequence[PlannedTensor], writer: GgufWriter, progress: Progress
 ) -> list[Digest]:
-    """Write every tensor of the plan and give back its digests, in order.
+    """Write every tensor of the plan and give back what came of each, in order.
 
-    Raises InputError where a source value is not finite or a source file changed.
+    Raises InputError where a source value is not finite, does not fit its new type (all of them counted), or a source
+    file changed.
     """
     stop = Event()
     threads = min(MAX_THREADS, os.cpu_count() or 1, len(tensors))
@@ -86,11 +90,13 @@ def transfer(
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         futures = [pool.submit(transfer_one, t, sources, writer, progress, stop) for t in tensors]
         try:
-            return [future.result() for future in futures]
+            digests = [future.result() for future in futures]
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
+    refuse_overflows(tensors, digests)
+    return digests
 
 
 def transfer_one(
@@ -99,40 +105,72 @@ def transfer_one(
     """Write one tensor; gives up between two chunks once `stop` is set."""
     into = hashlib.sha256()
     came = into if tensor.copies else hashlib.sha256()
+    losses = Losses()
     done = 0
-    unit = indivisible(tensor.source)
+    unit = indivisible(tensor)
     whole = max(CHUNK // unit * unit, unit)
     for raw in sources.chunks(tensor.source, memoryview(bytearray(whole))):
         if stop.is_set():
             break
-        check_finite(raw, tensor.source)
-        out = raw if tensor.copies else changed(raw, tensor, done)
+        check_finite(raw, tensor.source, done)
+        out = raw
+        if not tensor.copies:
+            out, lost = changed(raw, tensor, done)
+            losses += lost
+            came.update(raw)
         if tensor.ids_below:
             check_ids(out, tensor)
         writer.write(tensor.name, out)
         into.update(out)
-        if came is not into:
-            came.update(raw)
         done += len(raw)
         progress(len(raw))
-    return Digest(tensor.name, came.hexdigest(), into.hexdigest())
+    return Digest(tensor.name, came.hexdigest(), into.hexdigest(), losses)
 
 
-def indivisible(span: Span) -> int:
-    """Bytes that a chunk must not cut: a block, a head that is rearranged, a matrix that is turned."""
-    if span.transposed:
-        return span.nbytes
-    rows = span.shape[0]
-    return span.nbytes // rows * span.interleaved if span.interleaved else TYPES[span.type].size
+def changed(raw: memoryview, tensor: PlannedTensor, done: int) -> tuple[memoryview, Losses]:
+    """The chunk in the planned form, and what that lost; it lies `done` bytes behind the tensor's start."""
+    source = tensor.source.type
+    moved = rearranged(raw, tensor, done)
+    if tensor.type == source:
+        return moved, Losses()
+    if tensor.type in FLOATS:
+        return convert_floats(moved, source, tensor.type)
+    weights, kind = moved.nbytes // TYPES[source].size, TYPES[tensor.type]
+    blocks = np.empty(weights // kind.block * kind.size, np.uint8)
+    values = np.frombuffer(moved, np.uint8)
+    _native.kq_quantize(kind.id, source, values, 1, weights, None, blocks, 0)
+    check_scales(blocks.data, kind.id, tensor.source, done // TYPES[source].size)
+    return blocks.data, Losses()
 
 
-def check_finite(raw: memoryview, span: Span) -> None:
-    """Refuse values that are infinite or not a number."""
-    if bad := non_finite(raw, span.type):
+def check_finite(raw: memoryview, span: Span, done: int) -> None:
+    """Refuse values that are infinite or not a number, the first by row and column; `raw` lies `done` bytes behind the start."""
+    at = find_non_finite(raw, span.type)
+    if at is not None:
+        kind = TYPES[span.type]
         raise InputError(
-            f"tensor has {bad} values or scales that are not finite", found="NaN or infinity", where=f"{span.file}: {span.name}",
-            expected="finite weights", fix="the checkpoint is damaged; download it again",
+            "a weight is not finite" if kind.id in FLOATS else "a block is damaged: its scale is not finite", found="NaN or infinity",
+            where=place(span, done // kind.size * kind.block + at), expected="finite weights", fix="the source is damaged; get it again",
         )  # fmt: skip
+
+
+def check_scales(blocks: memoryview, kind: int, span: Span, first: int) -> None:
+    """Refuse blocks of type `kind` whose scale is not finite; weight `first` of the tensor is their first."""
+    at = find_non_finite(blocks, kind)
+    if at is not None:
+        raise InputError(
+            f"a weight is too large for {type_name(kind)}", found="a block whose scale does not fit binary16", where=place(span, first + at),
+            expected="finite scales", fix="give the tensor another type",
+        )  # fmt: skip
+
+
+def place(span: Span, weight: int) -> str:
+    """File, tensor and index of the weight with that number in the source."""
+    index = []
+    for dim in span.shape if span.transposed else span.shape[::-1]:
+        weight, i = divmod(weight, dim)
+        index.append(str(i))
+    return f"{span.file}: {span.name}[{', '.join(reversed(index))}]"
 
 
 def check_ids(out: memoryview, tensor: PlannedTensor) -> None:
@@ -145,62 +183,15 @@ def check_ids(out: memoryview, tensor: PlannedTensor) -> None:
         )  # fmt: skip
 
 
-def changed(raw: memoryview, tensor: PlannedTensor, done: int) -> memoryview:
-    """The chunk in the planned form; it lies `done` bytes behind the tensor's start."""
-    raw = rearranged(raw, tensor, done)
-    same = tensor.type == tensor.source.type
-    return raw if same else from_float32(to_float32(raw, tensor.source.type), tensor.type)
-
-
-def rearranged(raw: memoryview, tensor: PlannedTensor, done: int) -> memoryview:
-    """The chunk in the source's type, its values where and what they ought to be; `done` as in `changed`."""
-    if tensor.source.transposed:
-        raw = turned(raw, tensor.source)
-    if tensor.source.interleaved:
-        raw = halved(raw, tensor.source)
-    if not tensor.offsets:
-        return raw
-    values = np.frombuffer(raw, "<i8")
-    rows = np.arange(done // 8, done // 8 + values.size)
-    return (values + rows).data.cast("B")
-
-
-def turned(raw: memoryview, span: Span) -> memoryview:
-    """A whole matrix, rows and columns exchanged."""
-    rows, columns = span.shape
-    return np.ascontiguousarray(
-        np.frombuffer(raw, BITS[span.type]).reshape(columns, rows).T
-    ).data.cast("B")
-
-
-def halved(raw: memoryview, span: Span) -> memoryview:
-    """Whole heads, the even rows of each first and then the odd ones."""
-    width = span.nbytes // span.shape[0]
-    heads = np.frombuffer(raw, np.uint8).reshape(-1, span.interleaved // 2, 2, width)
-    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).data.cast("B")
-
-
-def check_fit(tensors: Sequence[PlannedTensor]) -> None:
-    """Refuse a plan whose narrower type cannot hold every value; reads what is to be narrowed once.
-
-    Raises InputError with the number of values and the first tensor that has some.
-    """
-    bad: dict[str, int] = {}
-    narrower = {(F32, F16), (BF16, F16), (F32, BF16)}
-    chosen = [t for t in tensors if (t.source.type, t.type) in narrower]
-    with ExitStack() as stack:
-        sources = Sources((t.source for t in chosen), stack)
-        for t in chosen:
-            for raw in sources.chunks(t.source, memoryview(bytearray(CHUNK))):
-                check_finite(raw, t.source)
-                bad[t.source.name] = bad.get(t.source.name, 0) + overflows(
-                    raw, t.source.type, t.type
-                )
-    bad = {name: count for name, count in bad.items() if count}
+def refuse_overflows(tensors: Sequence[PlannedTensor], digests: Sequence[Digest]) -> None:
+    """Raise InputError with the number of values that became infinite, and the first tensor that has some."""
+    bad = [
+        (t, d.losses.overflows) for t, d in zip(tensors, digests, strict=True) if d.losses.overflows
+    ]
     if bad:
-        name, count = next(iter(bad.items()))
-        kind = next(type_name(t.type) for t in tensors if t.source.name == name)
+        first, count = bad[0]
+        kind = type_name(first.type)
         raise InputError(
-            f"{sum(bad.values())} values do not fit {kind}", found=f"{count} in {name}, {len(bad)} tensors in all", where=tensors[0].source.file,
-            expected=f"values within {kind}", fix="use --outtype bf16 or f32",
+            f"{sum(n for _, n in bad)} values do not fit {kind}", found=f"{count} in {first.source.name}, {len(bad)} tensors in all",
+            where=first.source.file, expected=f"values within {kind}", fix="use --outtype bf16 or f32",
         )  # fmt: skip

@@ -110,9 +110,19 @@ def token_table(
 ) -> tuple[list[str], list[int]]:
     """Token texts and types by id; ids without a token are `[PADn]`, unused."""
     vocab = model.section("vocab")
-    by_id: dict[int, tuple[str, int]] = {}
+    tokens: list[str | None] = [None] * vocab_size
+    types = [UNUSED] * vocab_size
+
+    def add(token: str, number: Any, kind: int) -> None:
+        if type(number) is not int or not 0 <= number < vocab_size:
+            raise InputError(
+                "token id is outside the target's embedding", found=f"{one_line(repr(token), 40)}: {one_line(number, 40)}",
+                where=path, expected=f"0 to {vocab_size - 1} (vocab_size in the target's config.json)",
+            )  # fmt: skip
+        tokens[number], types[number] = token, kind
+
     for token, number in (vocab.values if vocab else {}).items():
-        by_id[checked_id(number, vocab_size, token, path)] = (token, NORMAL)
+        add(token, number, NORMAL)
     for added in root.values.get("added_tokens") or []:
         entry = Section(added if isinstance(added, dict) else {}, f"{path}: added_tokens")
         content, number = entry.text("content"), entry.integer("id")
@@ -120,42 +130,41 @@ def token_table(
             raise InputError(
                 "added token has no content or no id", found=one_line(added), where=entry.where
             )
-        kind = CONTROL if entry.flag("special") else USER_DEFINED
-        by_id[checked_id(number, vocab_size, content, path)] = (content, kind)
-    if not by_id:
+        add(content, number, CONTROL if entry.flag("special") else USER_DEFINED)
+    if types.count(UNUSED) == vocab_size:
         raise InputError("tokenizer has no tokens", where=path, expected="model.vocab")
-    rows = [by_id.get(i, (f"[PAD{i}]", UNUSED)) for i in range(vocab_size)]
-    if any("\0" in token for token, _ in rows):
+    rows = [f"[PAD{i}]" if token is None else token for i, token in enumerate(tokens)]
+    refuse_unwritable(rows, path)
+    return rows, types
+
+
+def refuse_unwritable(strings: list[str], path: Path) -> None:
+    """Raise InputError where a string has a NUL byte, or half a surrogate pair, which no UTF-8 spells."""
+    every = "".join(strings)
+    if "\0" in every:
         raise InputError("a token has a NUL byte", where=path, expected="byte-level text")
-    return [token for token, _ in rows], [kind for _, kind in rows]
-
-
-def checked_id(number: Any, vocab_size: int, token: str, path: Path) -> int:
-    """A token id inside the embedding."""
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < vocab_size:
+    try:
+        every.encode()
+    except UnicodeEncodeError as error:
         raise InputError(
-            "token id is outside the target's embedding", found=f"{one_line(repr(token), 40)}: {one_line(number, 40)}",
-            where=path, expected=f"0 to {vocab_size - 1} (vocab_size in the target's config.json)",
-        )  # fmt: skip
-    return number
+            "a token is no text", found=ascii(every[error.start]), where=path, expected="text that UTF-8 can spell"
+        ) from error  # fmt: skip
 
 
 def merge_list(model: Section, path: Path) -> list[str]:
-    """The merges as `left right`."""
+    """The merges as `left right`; a file has them so, or as pairs."""
     merges = []
     for merge in model.values["merges"] if isinstance(model.values["merges"], list) else [None]:
-        parts = merge.split(" ") if isinstance(merge, str) else merge
-        if (
-            not isinstance(parts, list)
-            or len(parts) != 2
-            or not all(isinstance(p, str) and p and " " not in p for p in parts)
-        ):
+        pair: Any = merge if isinstance(merge, list) and len(merge) == 2 else (None, None)
+        text: Any = f"{pair[0]} {pair[1]}" if type(pair[0]) is type(pair[1]) is str else merge
+        if type(text) is not str or text.count(" ") != 1 or text[0] == " " or text[-1] == " ":
             raise InputError(
                 "merge is not a pair of tokens",
                 found=one_line(merge),
                 where=f"{path}: model.merges",
             )
-        merges.append(f"{parts[0]} {parts[1]}")
+        merges.append(text)
+    refuse_unwritable(merges, path)
     return merges
 
 
@@ -185,12 +194,12 @@ def special_tokens(folder: Path, tokens: list[str], config: Section) -> dict[str
     """Ids of the special tokens, `add_*` flags and the chat template, from tokenizer_config.json and config.json."""
     path = folder / "tokenizer_config.json"
     given = Section(read_json(inside(path, folder), MAX_TOKENIZER) if path.exists() else {}, path)
-    ids = {token: i for i, token in enumerate(tokens)}
+    last_first = tokens[::-1]
     fields: dict[str, Field] = {}
     for name, spelled in SPECIAL.items():
         entry = given.values.get(f"{name}_token")
         content = entry.get("content") if isinstance(entry, dict) else entry
-        number = ids.get(content) if isinstance(content, str) else None
+        number = len(tokens) - 1 - last_first.index(content) if content in last_first else None
         if number is None and isinstance(config.values.get(f"{name}_token_id"), int):
             number = config.integer(f"{name}_token_id")
         if number is not None and 0 <= number < len(tokens):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import InputError
-from .floats import non_finite, to_float32
+from .floats import find_non_finite, widened
 from .ggml import F16, FLOATS, TYPES, type_name
 from .plan import Span
 from .transfer import Sources
@@ -64,31 +65,29 @@ def scan(span: Span, sources: Sources, progress: Progress) -> Damage | None:
     """The damage of one tensor, None where all of it is finite."""
     block = TYPES[span.type]
     buffer = memoryview(bytearray(max(CHUNK // block.size, 1) * block.size))
-    looks = span.type in FLOATS or bool(block.scales)
     count, first, value, done = 0, -1, "", 0
     for raw in sources.chunks(span, buffer):
-        bad = non_finite(raw, span.type) if looks else 0
-        if bad and first < 0:
-            at, value = first_bad(raw, span.type)
-            first = done // block.size * block.block + at
-        count, done = count + bad, done + len(raw)
+        at = find_non_finite(raw, span.type)
+        if at is not None:
+            bad = bad_values(raw, span.type)
+            if first < 0:
+                first, value = done // block.size * block.block + at, str(bad[0])
+            count += bad.size
+        done += len(raw)
         progress(len(raw))
     return Damage(span, count, position(first, span.shape), value) if count else None
 
 
-def first_bad(raw: memoryview, kind: int) -> tuple[int, str]:
-    """The weight at which the first value or block of `raw` that is not finite begins, and that value."""
-    if kind in FLOATS:
-        values, step = to_float32(raw, kind).reshape(-1, 1), 1
-    else:
+def bad_values(raw: memoryview, kind: int) -> NDArray[np.float32]:
+    """The values of `raw`, or scales of its blocks, that are not finite, in their order."""
+    values = raw
+    if kind not in FLOATS:
         block = TYPES[kind]
         rows = np.frombuffer(raw, np.uint8).reshape(-1, block.size)
-        scales = [
-            to_float32(rows[:, at : at + 2].copy().data.cast("B"), F16) for at in block.scales
-        ]
-        values, step = np.stack(scales, 1), block.block
-    row, column = np.argwhere(~np.isfinite(values))[0]
-    return int(row) * step, str(values[row, column])
+        scales = np.concatenate([rows[:, at : at + 2] for at in block.scales], axis=1)
+        values, kind = np.ascontiguousarray(scales).data.cast("B"), F16
+    every = widened(values, kind)
+    return every[~np.isfinite(every)]
 
 
 def position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,14 +13,10 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from ..convert.errors import UsageError
-from .qtypes import BY_ID, BY_NAME, QType, fit_row
+from ..convert.ggml import fit_row
+from ..convert.matrices import why_kept
+from .qtypes import BY_ID, BY_NAME
 from .schemes import KEEP, Rule, Scheme
-
-NOT_MATRICES = (
-    "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
-    "ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight", "indexer.q_proj.weight", "attn_rel_b.weight",
-)  # fmt: skip
-"""Parts of names whose tensors llama-quantize never touches (those that a text model can have)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +76,6 @@ def file_order(name: str) -> tuple[int, bytes]:
     return (int(found[1]) if found else -1, name.encode())
 
 
-def why_kept(tensor: Tensor) -> str:
-    """Why llama-quantize would never touch the tensor; empty for a matrix."""
-    shape = list(tensor.shape)
-    while len(shape) > 1 and shape[-1] == 1:
-        shape.pop()
-    if len(shape) < 2:
-        return "one-dimensional"
-    if not tensor.name.endswith("weight"):
-        return "its name does not end in weight"
-    part = next((part for part in NOT_MATRICES if part in tensor.name), "")
-    return f"{part} tensors stay" if part else ""
-
-
 def decide(
     scheme: Scheme, tensors: Sequence[Tensor], facts: Facts, overrides: Sequence[Override] = ()
 ) -> tuple[Decision, ...]:
@@ -101,7 +84,7 @@ def decide(
     Raises UsageError for an override that matches no matrix.
     """
     ordered = sorted(tensors, key=lambda t: file_order(t.name))
-    matrices = [t.name for t in ordered if not why_kept(t)]
+    matrices = [t.name for t in ordered if not why_kept(t.name, t.shape)]
     for override in overrides:
         if not any(fnmatchcase(name, override.pattern) for name in matrices):
             raise UsageError(
@@ -119,7 +102,7 @@ def decide_one(
     overrides: Sequence[Override],
 ) -> Decision:
     """The type of one tensor: kept, overridden, by rule, or by default; then fitted to its row."""
-    reason = why_kept(tensor)
+    reason = why_kept(tensor.name, tensor.shape)
     if reason:
         return Decision(tensor.name, tensor.shape, tensor.type, tensor.type, f"kept: {reason}")
     override = next((o for o in overrides if fnmatchcase(tensor.name, o.pattern)), None)
@@ -132,9 +115,10 @@ def decide_one(
         name, why = scheme.default, "default"
     if name == KEEP or (tensor.type in BY_ID and BY_ID[tensor.type].name == name):
         return Decision(tensor.name, tensor.shape, tensor.type, tensor.type, why)
-    fitted: QType = fit_row(BY_NAME[name], tensor.shape[0])
-    wanted = "" if fitted.name == name else name
-    return Decision(tensor.name, tensor.shape, tensor.type, fitted.id, why, wanted)
+    asked = BY_NAME[name].id
+    fitted = fit_row(asked, tensor.shape[0])
+    wanted = "" if fitted == asked else name
+    return Decision(tensor.name, tensor.shape, tensor.type, fitted, why, wanted)
 
 
 def glob_of(rule: Rule, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The storage types of weights: ggml's number, block length, block bytes, and what stands in when a row does not fit.
+"""The storage types of weights that this library knows: ggml's number, block length, and the fields of a block.
 
 Pure. Block bytes are sums of the fields that `csrc/kquant/kquant.h` declares; a test holds the two together.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..convert.errors import UsageError
+from ..convert.ggml import TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,13 @@ class QType:
     """Weights in a block; a row must be a multiple of it."""
     field_bytes: tuple[int, ...]
     """Bytes of the block's fields in file order."""
-    fallback: str = "f16"
-    """The type llama-quantize takes instead when the row is not a multiple of `block_weights`."""
     searches: bool = True
     """Whether importance weights change the bytes."""
+
+    @property
+    def fallback(self) -> str:
+        """The type llama-quantize takes instead when the row is not a multiple of `block_weights`."""
+        return TYPES[self.id].fallback.lower()
 
     @property
     def block_bytes(self) -> int:
@@ -67,13 +71,13 @@ QUANTISED = (
     QType("q5_0", 6, 32, (2, 4, 16)),
     QType("q5_1", 7, 32, (2, 2, 4, 16)),
     QType("q8_0", 8, 32, (2, 32), searches=False),
-    QType("q2_k", 10, 256, (16, 64, 2, 2), "q4_0"),
-    QType("q3_k", 11, 256, (32, 64, 12, 2), "q4_0"),
-    QType("q4_k", 12, 256, (2, 2, 12, 128), "q5_0"),
-    QType("q5_k", 13, 256, (2, 2, 12, 32, 128), "q5_1"),
-    QType("q6_k", 14, 256, (128, 64, 16, 2), "q8_0"),
+    QType("q2_k", 10, 256, (16, 64, 2, 2)),
+    QType("q3_k", 11, 256, (32, 64, 12, 2)),
+    QType("q4_k", 12, 256, (2, 2, 12, 128)),
+    QType("q5_k", 13, 256, (2, 2, 12, 32, 128)),
+    QType("q6_k", 14, 256, (128, 64, 16, 2)),
     QType("iq4_nl", 20, 32, (2, 16)),
-    QType("iq4_xs", 23, 256, (2, 2, 4, 128), "iq4_nl"),
+    QType("iq4_xs", 23, 256, (2, 2, 4, 128)),
 )
 """Types `quantize_rows` writes."""
 
@@ -86,11 +90,3 @@ def qtype(name: str) -> QType:
     if name not in BY_NAME:
         raise UsageError("no such type", found=name, expected=" ".join(sorted(BY_NAME)))
     return BY_NAME[name]
-
-
-def fit_row(wanted: QType, cols: int) -> QType:
-    """`wanted`, or what llama-quantize takes instead when `cols` is not a multiple of its block."""
-    if cols % wanted.block_weights == 0:
-        return wanted
-    second = BY_NAME[wanted.fallback]
-    return second if cols % second.block_weights == 0 else BY_NAME["f16"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -67,7 +68,7 @@ class QuantPlan:
     fields: Mapping[str, Field]
     tensors: tuple[QuantTensor, ...]
 
-    @property
+    @cached_property
     def layout(self) -> GgufLayout:
         """The output without its tensor data."""
         return GgufLayout(

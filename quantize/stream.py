@@ -1,6 +1,7 @@
 """Doing a plan: read, check, quantise, measure, hash, write; row chunk by row chunk, on any number of threads.
 
-Workers take chunks of whole rows; the calling thread takes their results in file order, hashes and writes. At most
+Workers take chunks of whole rows; the calling thread takes their results in file order, hashes and writes, and one more
+thread hashes the source. At most
 `threads + 2` chunks are in flight, so memory is bounded whatever the file's size; bytes and measures do not depend on
 the number of threads, because a row's result depends on nothing but the row.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +24,10 @@ import numpy.typing as npt
 
 from .. import _native
 from ..convert.errors import InputError
-from ..convert.floats import from_float32, to_float32
+from ..convert.floats import convert_floats, find_non_finite, widened
 from ..convert.ggml import FLOATS, TYPES, type_name
-from ..convert.transfer import Sources, check_ids, rearranged
+from ..convert.rearrange import rearranged
+from ..convert.transfer import Sources, check_finite, check_ids, check_scales, place
 from .metrics import ErrorSums
 from .qtypes import BY_ID
 from .quantization import QuantPlan, QuantTensor
@@ -92,13 +94,14 @@ class Running:
     output: Any = field(default_factory=hashlib.sha256)
     errors: ErrorSums | None = None
 
-    def add(self, done: Done) -> None:
-        """Take the next piece, in order."""
-        self.source.update(done.source)
+    def add(self, done: Done, hasher: Executor) -> None:
+        """Take the next piece, in order; `hasher` takes the source's hash while this thread takes the output's."""
+        source = hasher.submit(self.source.update, done.source)
         if not self.tensor.copies:
             self.output.update(done.output)
         if done.errors is not None:
             self.errors = done.errors + (self.errors or ErrorSums())
+        source.result()
 
     def result(self, *, weighted: bool) -> Result:
         """The finished tensor."""
@@ -170,6 +173,7 @@ def quantize_tensors(
     with ExitStack() as stack:
         sources = Sources((tensor.span for tensor in plan.tensors), stack)
         pool = Pool(threads + 2)
+        hasher = stack.enter_context(ThreadPoolExecutor(1))
         workers = stack.enter_context(ThreadPoolExecutor(threads))
         stack.callback(partial(workers.shutdown, wait=True, cancel_futures=True))
         waiting: deque[tuple[Piece, Future[Done]]] = deque()
@@ -181,7 +185,7 @@ def quantize_tensors(
             done = future.result()
             if running is None or running.tensor is not piece.tensor:
                 running = Running(piece.tensor)
-            running.add(done)
+            running.add(done, hasher)
             emit(piece.tensor.name, done.output.data)
             progress(done.source.size)
             if piece.last:
@@ -211,7 +215,7 @@ def work(piece: Piece, buffer: Bytes, sources: Sources) -> Done:
     """Read, check, quantise and measure one piece; runs on a worker."""
     span = piece.tensor.span
     sources.read(span, piece.row * piece.row_bytes, buffer.data)
-    refuse_bad_weights(piece, buffer, span.type)
+    check_finite(buffer.data, span, piece.row * piece.row_bytes)
     raw = converted(piece, buffer)
     if piece.tensor.keeps_type:
         return Done(buffer, raw, None)
@@ -243,48 +247,23 @@ def encode(piece: Piece, raw: Bytes, source: int) -> tuple[Bytes, ErrorSums]:
         return narrow(piece, raw, source)
     blocks = np.empty(piece.rows * kind.row_bytes(cols), np.uint8)
     _native.kq_quantize(kind.id, source, raw, piece.rows, cols, piece.importance, blocks, 0)
-    refuse_bad_blocks(piece, blocks, kind.id, "a scale does not fit binary16")
+    check_scales(blocks.data, kind.id, piece.tensor.span, piece.row * cols)
     return blocks, ErrorSums(*_native.kq_measure(kind.id, source, raw, blocks, piece.rows, cols))
 
 
 def narrow(piece: Piece, raw: Bytes, source: int) -> tuple[Bytes, ErrorSums]:
     """The piece in another float type. Raises InputError where a weight does not fit it."""
     kind = piece.tensor.decision.type
-    x = to_float32(raw.data, source)
-    output = np.frombuffer(from_float32(x, kind), np.uint8)
-    refuse_bad_weights(piece, output, kind)
-    y = to_float32(output.data, kind).astype(np.float64)
-    e = x - y
-    wide = x.astype(np.float64)
-    return output, ErrorSums(float(wide @ wide), float(y @ y), float(wide @ y), float(e @ e))
-
-
-def refuse_bad_weights(piece: Piece, raw: Bytes, kind: int) -> None:
-    """Raise InputError for the first NaN or infinity of `raw`, or the first broken block of a quantised tensor."""
-    if kind not in FLOATS:
-        refuse_bad_blocks(piece, raw, kind, "a block is damaged")
-        return
-    at = _native.kq_find_nonfinite(kind, raw)
-    if at * BY_ID[kind].block_bytes < raw.size:
-        row, col = divmod(at, piece.tensor.decision.shape[0])
-        span = piece.tensor.span
-        narrowed = kind != span.type
+    output, losses = convert_floats(raw.data, source, kind)
+    if losses.overflows:
+        at = find_non_finite(output, kind) or 0
         raise InputError(
-            f"a weight does not fit {type_name(kind)}" if narrowed else "a weight is not finite",
-            found="too large" if narrowed else "NaN or infinity", where=f"{span.file}: {span.name}[{piece.row + row}, {col}]",
-            expected="finite weights", fix="give the tensor a type with --tensor-type" if narrowed else "the source is damaged; get it again",
+            f"a weight does not fit {type_name(kind)}", found="too large",
+            where=place(piece.tensor.span, piece.row * piece.tensor.decision.shape[0] + at),
+            expected="finite weights", fix="give the tensor a type with --tensor-type",
         )  # fmt: skip
-
-
-def refuse_bad_blocks(piece: Piece, blocks: Bytes, kind: int, what: str) -> None:
-    """Raise InputError for the first block whose scale is NaN or infinite."""
-    if kind not in BY_ID:
-        return
-    at = _native.kq_find_bad_block(kind, blocks)
-    if at * BY_ID[kind].block_bytes < blocks.size:
-        row, col = divmod(at * BY_ID[kind].block_weights, piece.tensor.decision.shape[0])
-        span = piece.tensor.span
-        raise InputError(
-            what, found="NaN or infinity", where=f"{span.file}: {span.name}[{piece.row + row}, {col}]",
-            expected="finite scales",
-        )  # fmt: skip
+    wide = widened(raw.data, source).astype(np.float64)
+    y = widened(output, kind).astype(np.float64)
+    e = wide - y
+    errors = ErrorSums(float(wide @ wide), float(y @ y), float(wide @ y), float(e @ e))
+    return np.frombuffer(output, np.uint8), errors

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..convert.errors import UsageError
-from ..convert.floats import to_float32
+from ..convert.floats import widened
 from ..convert.ggml import FLOATS
 from ..convert.gguf import GgufFile, TensorInfo
+from ..convert.matrices import why_kept
 from .native import dequantize_rows, quantize_rows
-from .policy import Tensor, file_order, why_kept
+from .policy import file_order
 from .qtypes import BY_ID, QUANTISED, QType
 from .schemes import KEEP
 from .search import Choice, Group, screened
@@ -34,9 +35,7 @@ def aligned(nbytes: int) -> int:
 
 def matrices(file: GgufFile) -> list[TensorInfo]:
     """The tensors that may change, in file order. Raises UsageError where one is quantised already."""
-    found = [
-        t for t in file.tensors.values() if not why_kept(Tensor(t.name, t.type, tuple(t.shape)))
-    ]
+    found = [t for t in file.tensors.values() if not why_kept(t.name, t.shape)]
     for tensor in found:
         if tensor.type not in FLOATS:
             raise UsageError(
@@ -98,7 +97,7 @@ def squares(
     step = max(1, CHUNK_WEIGHTS // cols) * source.row_bytes(cols)
     total = 0.0
     for start in range(0, tensor.nbytes, step):
-        x = np.array(to_float32(raw[start : start + step].data, tensor.type)).reshape(-1, cols)
+        x = np.array(widened(raw[start : start + step].data, tensor.type)).reshape(-1, cols)
         e = x.astype(np.float64)
         if kind is not None:
             used = vector if kind.searches else None

@@ -36,8 +36,8 @@ def write_quantized(
     """
     importance = match_importance(plan, imatrix.importance(), imatrix.where) if imatrix else None
     inputs = [*source.paths, *(imatrix.paths if imatrix else ())]
-    files = OutputSet([manifest_path(output), output], overwrite=overwrite, inputs=inputs)
-    with files as (manifest_file, gguf_file):
+    files = OutputSet([output, manifest_path(output)], overwrite=overwrite, inputs=inputs)
+    with files as (gguf_file, manifest_file):
         writer = GgufWriter(gguf_file, plan.layout)
         results = quantize_tensors(
             plan, writer.write, threads=threads, importance=importance, progress=progress

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..convert.errors import UsageError
+from ..convert.ggml import fit_row
 from ..convert.gguf import GgufFile, TensorInfo, read_gguf
 from ..quantize.native import quantize_rows
-from ..quantize.qtypes import BY_ID, QType, fit_row, qtype
+from ..quantize.qtypes import BY_ID, QType, qtype
 from .engine import StoredTensor
 
 DTYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
@@ -47,7 +48,7 @@ class Candidates:
 
     def kind(self, name: str, wanted: str) -> QType:
         """The type that `name` gets where `wanted` was asked for: another where its rows do not divide."""
-        return fit_row(qtype(wanted), self.file.tensors[name].shape[0])
+        return BY_ID[fit_row(qtype(wanted).id, self.file.tensors[name].shape[0])]
 
     def tensor(self, name: str, wanted: str) -> StoredTensor:
         """The tensor `name` as `dflash-quantize` writes it where `wanted` was asked for; made once."""

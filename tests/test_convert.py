@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tiny
 from click.testing import CliRunner, Result
+from dflash_gguf.convert import transfer
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
 from dflash_gguf.convert.gguf import read_gguf
@@ -165,61 +166,54 @@ def test_manifest_says_where_every_byte_came_from(tmp_path: Path, target: Path) 
     assert str(tmp_path).encode() not in out.read_bytes()
 
 
-def test_f32_and_bf16_outtypes_are_exact(tmp_path: Path, target: Path) -> None:
-    """BF16 widened to F32 and narrowed again gives the first file back."""
-    first = convert(tiny.write_draft(tmp_path / "d"), tmp_path / "a.gguf", target)
-    wide = convert(tmp_path / "d", tmp_path / "b.gguf", target, "--outtype", "f32")
-    back = convert(wide, tmp_path / "c.gguf", target, "--outtype", "bf16")
-
-    assert 0 == read_gguf(wide).kv["general.file_type"]
-    assert first.read_bytes() == back.read_bytes()
-
-
-def test_f16_is_written_where_every_value_fits(tmp_path: Path, target: Path) -> None:
-    """F16 holds the tiny draft's weights to within half a unit in the last place."""
-    out = convert(tiny.write_draft(tmp_path / "d"), tmp_path / "o.gguf", target, "--outtype", "f16")
-    bits = tiny.draft_tensors()["fc.weight"][1]
-    exact = (bits.astype(np.uint32) << 16).view(np.float32)
-
-    assert exact.astype(np.float16).tobytes() == tensor_bytes(out)["fc.weight"]
-
-
-def draft_with(folder: Path, name: str, values: list[float], dtype: str = "BF16") -> Path:
-    """A draft whose tensor starts with these values."""
-    tensors = tiny.draft_tensors()
-    array = (tensors[name][1].astype(np.uint32) << 16).view(np.float32)
-    array.reshape(-1)[: len(values)] = values
-    tensors[name] = (dtype, tiny.bf16(array) if dtype == "BF16" else array)
-    return tiny.write_draft(folder, tensors=tensors)
-
-
-def test_f16_that_would_overflow_is_refused_with_a_count(tmp_path: Path, target: Path) -> None:
-    """Never an infinity: two values beyond F16 are counted and the output does not appear; BF16 keeps them."""
-    source = draft_with(tmp_path / "d", "fc.weight", [1e5, -1e5, 6e4, 1e-42])
-    result = run(source, tmp_path / "o.gguf", "--target", target, "--outtype", "f16")
-
-    assert 3 == result.exit_code
-    assert "2 values do not fit F16" in result.output
-    assert nothing_new(tmp_path, "d")
-    convert(source, tmp_path / "o.gguf", target)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_not_finite_are_refused(
     tmp_path: Path, target: Path, value: float
 ) -> None:
     """NaN and infinity in any tensor are refused by its name, and nothing appears."""
-    source = draft_with(tmp_path / "d", "layers.1.mlp.down_proj.weight", [value])
+    source = tiny.draft_with(tmp_path / "d", "layers.1.mlp.down_proj.weight", [value])
     result = run(source, tmp_path / "o.gguf", "--target", target)
 
     assert 3 == result.exit_code
-    assert "layers.1.mlp.down_proj.weight" in result.output
+    assert "layers.1.mlp.down_proj.weight[0, 0]" in result.output
     assert nothing_new(tmp_path, "d")
 
 
 def nothing_new(folder: Path, *known: str) -> bool:
     """Whether the folder has these entries and no other, hidden ones included."""
     return set(known) == {p.name for p in folder.iterdir()}
+
+
+def test_place_of_a_bad_weight_counts_on_from_chunk_to_chunk(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row and column are those of the source's matrix, in whichever chunk the weight lies."""
+    tensors = tiny.draft_tensors()
+    tensors["fc.weight"][1][50, 77] = 0x7F80
+    source = tiny.write_draft(tmp_path / "d", tensors=tensors)
+    monkeypatch.setattr(transfer, "CHUNK", 1000)
+
+    assert "fc.weight[50, 77]" in run(source, tmp_path / "o.gguf", "--target", target).output
+
+
+def test_manifest_of_a_gguf_source_has_its_header_and_every_tensor(
+    tmp_path: Path, target: Path
+) -> None:
+    """A GGUF in is hashed like a checkpoint in: its header, and each tensor as it was read."""
+    first = convert(tiny.write_draft(tmp_path / "d"), tmp_path / "a.gguf", target)
+    convert(first, tmp_path / "b.gguf", target, "--outtype", "f32")
+    manifest = json.loads((tmp_path / "b.manifest.json").read_text())
+    head = first.read_bytes()[: read_gguf(first).data_offset]
+
+    (file,) = manifest["source"]["files"]
+    assert {
+        "name": "a.gguf",
+        "bytes": first.stat().st_size,
+        "header_sha256": hashlib.sha256(head).hexdigest(),
+    } == file
+    assert {n: hashlib.sha256(b).hexdigest() for n, b in tensor_bytes(first).items()} == {
+        t["source"]: t["source_sha256"] for t in manifest["tensors"]
+    }
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, target: Path) -> None:
@@ -411,7 +405,7 @@ def test_failed_overwrite_leaves_the_old_files(tmp_path: Path, target: Path) -> 
     """A source that turns out damaged while it is copied does not cost the old output."""
     out = convert(tiny.write_draft(tmp_path / "good"), tmp_path / "o.gguf", target)
     before = [out.read_bytes(), (tmp_path / "o.manifest.json").read_bytes()]
-    bad = draft_with(tmp_path / "bad", "layers.1.mlp.down_proj.weight", [float("nan")])
+    bad = tiny.draft_with(tmp_path / "bad", "layers.1.mlp.down_proj.weight", [float("nan")])
     result = run(bad, out, "--target", target, "--overwrite")
 
     assert 3 == result.exit_code

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pytest
 from dflash_gguf import _native
 from dflash_gguf.convert.errors import InputError, UsageError
+from dflash_gguf.convert.ggml import fit_row
 from dflash_gguf.quantize import dequantize_rows, quantize_rows
 from dflash_gguf.quantize.native import usable_isas
-from dflash_gguf.quantize.qtypes import BY_ID, BY_NAME, FLOATS, QUANTISED, fit_row
+from dflash_gguf.quantize.qtypes import BY_ID, BY_NAME, FLOATS, QUANTISED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from weights import rows
@@ -360,4 +361,4 @@ def test_a_row_that_does_not_fit_falls_back_as_llama_quantize_does(
     name: str, cols: int, wanted: str
 ) -> None:
     """The row's length decides, never an abort."""
-    assert wanted == fit_row(BY_NAME[name], cols).name
+    assert wanted == BY_ID[fit_row(BY_NAME[name].id, cols)].name

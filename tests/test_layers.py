@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("convert", "quantize", "runtime")
 PURE = {
-    "convert": {"spec", "checks", "dialects", "heads", "names", "plan"},
+    "convert": {"spec", "checks", "dialects", "heads", "matrices", "names", "plan", "rearrange"},
     "quantize": {"qtypes", "policy", "metrics", "search", "frontier"},
     "runtime": {"record", "gate"},
 }

@@ -44,7 +44,8 @@ def failing(real: Callable[..., Any], at: int, number: int) -> Callable[..., Any
         ("pwrite", errno.EIO),
         ("pwrite", errno.ENOSPC),
         ("fsync", errno.EIO),
-        ("ftruncate", errno.EFBIG),
+        ("ftruncate", errno.EIO),
+        ("posix_fallocate", errno.ENOSPC),
     ],
 )
 def test_io_error_at_any_call_leaves_the_old_files(
@@ -107,6 +108,84 @@ def test_files_of_a_set_are_replaced_together(
     monkeypatch.setattr(Path, "replace", real)
     write_both(tmp_path, b"new", overwrite=True)
     assert {"a": b"new", "b": b"new"} == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+
+STEPS = ("link", "replace", "unlink", "fsync", "pwrite", "ftruncate", "open")
+"""System calls that change what another process finds."""
+
+
+def killed(step: int, work: Callable[[], None]) -> bool:
+    """Whether `work`, in a child process, was killed (SIGKILL) before its system call number `step`."""
+    child = os.fork()
+    if child == 0:
+        left = [step]
+
+        def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **more: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **more)
+
+            return call
+
+        for name in STEPS:
+            setattr(os, name, dying(getattr(os, name)))
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+def refuse_links(*_: Any, **__: Any) -> None:
+    """A file system without hard links."""
+    raise OSError(errno.EPERM, "no links")
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
+@pytest.mark.parametrize("before", ["neither", "both", "first", "second"])
+def test_kill_at_any_step_never_leaves_a_file_beside_another_ones_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, links: bool
+) -> None:
+    """SIGKILL at every system call of writing two files: each is whole, the second stands only beside its own first, and
+    the next run finds the old pair again (or the new one) and leaves nothing hidden, also when it fails itself."""
+    if not links:
+        monkeypatch.setattr(os, "link", refuse_links)
+    kept = {"neither": "", "both": "ab", "first": "a", "second": "b"}[before]
+    old, new = dict.fromkeys(kept, b"old"), {"a": b"new", "b": b"new"}
+    step, seen = 0, set()
+    while True:
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        for name, text in old.items():
+            (folder / name).write_bytes(text)
+        if not killed(step, lambda folder=folder: write_both(folder, b"new", overwrite=True)):
+            break
+        now = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
+        assert set(now.values()) <= {b"old", b"new"}
+        assert now.get("b") in (None, now.get("a", now.get("b"))), (step, now)
+        with pytest.raises(KeyError), OutputSet([folder / "a", folder / "b"], overwrite=True):
+            raise KeyError
+        found = {p.name: p.read_bytes() for p in folder.iterdir()}
+        assert found in ([old, new] if old else [old, new, {"a": b"new"}]), (step, found)
+        seen.add(str(sorted(found.items())))
+        write_both(folder, b"last", overwrite=True)
+        assert {"a": b"last", "b": b"last"} == {p.name: p.read_bytes() for p in folder.iterdir()}
+        step += 1
+    assert step > 8
+    assert {str(sorted(state.items())) for state in (old, new)} <= seen
+
+
+def test_what_a_killed_run_left_is_named(tmp_path: Path) -> None:
+    """An output that exists, beside what waited when a run was killed: the refusal says so."""
+    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / ".a.old").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"\.a\.old of a run that was killed"):
+        check_output(tmp_path / "a", overwrite=False, inputs=[])
 
 
 def test_second_file_that_cannot_be_created_takes_the_first_back(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import drafts
 import pytest
 from dflash_gguf.convert.errors import InputError, UsageError
 from dflash_gguf.convert.ggml import BF16, F32, type_name
-from dflash_gguf.quantize.policy import Facts, Override, Tensor, decide, file_order, why_kept
+from dflash_gguf.convert.matrices import why_kept
+from dflash_gguf.quantize.policy import Facts, Override, Tensor, decide, file_order
 from dflash_gguf.quantize.schemes import CONDITIONS, packaged, parse_file
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,7 +126,7 @@ def test_no_scheme_touches_norms_convolution_bases_or_vectors(scheme: str) -> No
 )  # fmt: skip
 def test_what_counts_as_a_matrix(name: str, shape: tuple[int, ...], kept: bool) -> None:
     """Two dimensions after dropping trailing ones, a name that ends in weight, and not a norm or a gate."""
-    assert kept == bool(why_kept(Tensor(name, BF16, shape)))
+    assert kept == bool(why_kept(name, shape))
 
 
 def test_tensors_come_in_llama_quantizes_order() -> None:

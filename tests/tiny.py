@@ -167,6 +167,15 @@ def write_draft(
     return folder
 
 
+def draft_with(folder: Path, name: str, values: list[float], dtype: str = "BF16") -> Path:
+    """A draft whose tensor starts with these values."""
+    tensors = draft_tensors()
+    array = (tensors[name][1].astype(np.uint32) << 16).view(np.float32)
+    array.reshape(-1)[: len(values)] = values
+    tensors[name] = (dtype, bf16(array) if dtype == "BF16" else array)
+    return write_draft(folder, tensors=tensors)
+
+
 def byte_alphabet() -> list[str]:
     """The 256 printable characters that byte-level BPE writes bytes as, by byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
