@@ -15,6 +15,7 @@ from ..convert.errors import InputError, UsageError, command_errors
 from ..convert.options import REVISION
 from ..convert.output import check_output
 from ..convert.signals import interruptible
+from . import auto
 from .imatrix import Imatrix, merge, read_imatrix
 from .policy import Override
 from .qtypes import BY_NAME
@@ -27,7 +28,15 @@ from .writer import write_quantized
 
 MAX_THREADS = 256
 MAX_SCHEME_BYTES = 1 << 20
-WRITING = ("scheme", "tensor_types", "strict", "allow_requantize", "overwrite", "dry_run")
+WRITING = (
+    *auto.SEARCHING,
+    "scheme",
+    "tensor_types",
+    "strict",
+    "allow_requantize",
+    "overwrite",
+    "dry_run",
+)
 """Options that have no meaning where nothing is written."""
 
 
@@ -70,9 +79,27 @@ def parse_overrides(given: Sequence[str]) -> list[Override]:
 @click.argument("source", type=PATH, required=False)
 @click.argument("output", type=PATH, required=False)
 @REVISION
-@click.option("--scheme", help="A scheme's name, or a .toml file of your own.")
 @click.option(
-    "--target", type=PATH, help="The target; needed for a checkpoint that is not a GGUF yet."
+    "--scheme",
+    help="A scheme's name, a .toml file of your own, or `auto`: measure which types to give.",
+)
+@click.option(
+    "--target", type=PATH, help="The target: for a checkpoint that is not a GGUF yet, and for --scheme auto, its GGUF."
+)  # fmt: skip
+@click.option(
+    "--prompts",
+    metavar="SET",
+    help="auto: the prompt set to measure on, a path or a packaged name.",
+)
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    help="auto: the least loss in this size, such as 40% of the unquantised file, or 800KB.",
+)
+@click.option(
+    "--max-loss",
+    metavar="SHARE",
+    help="auto: the smallest file that loses no more than this of the accepted length, such as 1%.",
 )
 @click.option(
     "--imatrix", "imatrices", type=PATH, multiple=True, help="Importance matrix, llama.cpp's GGUF or legacy format; several are merged."
@@ -132,11 +159,16 @@ def quantize(source: Path | None, output: Path | None, given: dict[str, Any]) ->
         )
     if output.suffix != ".gguf":
         raise UsageError("the output is not named .gguf", found=output.name, expected="OUT.gguf")
-    scheme, overrides = find_scheme(given["scheme"]), parse_overrides(given["tensor_types"])
+    searched = auto.is_asked_for(given)
     inputs = [p for p in (source, given["target"], *given["imatrices"]) if p]
     if not given["dry_run"]:
-        check_output(output, overwrite=given["overwrite"], inputs=inputs)
+        for path in (output, *(auto.beside(output) if searched else ())):
+            check_output(path, overwrite=given["overwrite"], inputs=inputs)
     imatrix = read_imatrices(given["imatrices"])
+    if searched:
+        show(*auto.search(source, output, imatrix, given))
+        return
+    scheme, overrides = find_scheme(given["scheme"]), parse_overrides(given["tensor_types"])
     draft = open_source(source, given["target"], given["revision"], quiet=given["quiet"])
     plan = plan_quantization(
         draft, scheme, overrides, strict=given["strict"], allow_requantize=given["allow_requantize"]

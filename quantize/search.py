@@ -23,6 +23,9 @@ ROUNDS = 1
 """Rounds of probes around a solution, after the one around the source."""
 PROBES = 2
 """Types a group is probed with around the source: its smallest, whose loss stands out of the noise."""
+SOLUTIONS = 4
+"""Solutions a round that are judged for a size: the model's best for it, and for sizes up to SPREAD less."""
+SPREAD = 0.03
 BISECTIONS = 6
 """Solutions a round that are judged for a limit on the loss."""
 CONFIDENCE = 1.645
@@ -130,7 +133,7 @@ def most_measurements(groups: Sequence[Group], goal: Goal) -> tuple[int, int]:
     """How many probes and judgements a search makes at most."""
     first = sum(min(PROBES, len(g.choices) - 1) for g in groups)
     around = sum(min(2, len(g.choices) - 1) for g in groups)
-    judged = 1 if goal.max_loss is None else BISECTIONS
+    judged = SOLUTIONS if goal.max_loss is None else BISECTIONS
     return 1 + first + ROUNDS * (1 + around), 1 + (1 + ROUNDS) * judged
 
 
@@ -213,11 +216,16 @@ class Search(Generic[S]):
         """A solution of the model that is judged to be better than `best`, else `best`."""
         front = self.model()
         if goal.max_bytes is not None:
-            at = front.within(goal.max_bytes)
-            assert at is not None  # the smallest choices fit
-            found = front.assignment(at)
-            loss = self.judgement(found, number)
-            return found if best is None or loss.value < self.judged[best][1].value else best
+            for step in range(SOLUTIONS):
+                at = front.within(int(goal.max_bytes * (1 - SPREAD * step / (SOLUTIONS - 1))))
+                if at is None:
+                    break
+                found = front.assignment(at)
+                loss = self.judgement(found, number)
+                if best is None or loss.value < self.judged[best][1].value:
+                    best = found
+            assert best is not None  # the smallest choices fit
+            return best
         assert goal.max_loss is not None
         best = best or self.source
         low, high = -1, front.within(size_of(self.groups, best) - 1)

@@ -26,18 +26,26 @@ def write_quantized(
     threads: int,
     imatrix: Imatrix | None = None,
     options: Mapping[str, Any] | None = None,
+    beside: Mapping[Path, str] | None = None,
     overwrite: bool = False,
     progress: Progress = lambda _: None,
 ) -> list[Result]:
-    """Write `output` and `NAME.manifest.json` beside it; what came of each tensor, in file order.
+    """Write `output`, `NAME.manifest.json` and the texts `beside` it; what came of each tensor, in file order.
 
     Raises UsageError for an output that must not be written, EnvironmentFault where it cannot be, InputError where a
     weight or the importance cannot be used.
     """
     importance = match_importance(plan, imatrix.importance(), imatrix.where) if imatrix else None
     inputs = [*source.paths, *(imatrix.paths if imatrix else ())]
-    files = OutputSet([output, manifest_path(output)], overwrite=overwrite, inputs=inputs)
-    with files as (gguf_file, manifest_file):
+    texts = beside or {}
+    paths = [output, manifest_path(output), *texts]
+    with OutputSet(paths, overwrite=overwrite, inputs=inputs) as (
+        gguf_file,
+        manifest_file,
+        *others,
+    ):
+        for file, text in zip(others, texts.values(), strict=True):
+            file.write(text.encode())
         writer = GgufWriter(gguf_file, plan.layout)
         results = quantize_tensors(
             plan, writer.write, threads=threads, importance=importance, progress=progress

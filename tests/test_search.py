@@ -169,7 +169,7 @@ def test_a_loss_gets_the_smallest_size_there_is(
 def test_losses_that_do_not_add_break_no_limit(
     groups: list[Group], slope: list[float], pairs: float, percent: int
 ) -> None:
-    """The size holds, what is found is the best of what was judged, and no more is measured than was announced."""
+    """The size holds, what is found is no worse than anything judged, and no more is measured than was announced."""
     f, judge = Formula(groups, slope, pairs), Formula(groups, slope, pairs)
     small, large = sum(g.choices[0].nbytes for g in groups), size_of(groups, source_of(groups))
     goal = Goal(max_bytes=small + (large - small) * percent // 100)
@@ -180,7 +180,7 @@ def test_losses_that_do_not_add_break_no_limit(
     assert goal.max_bytes is not None
     assert found.nbytes <= goal.max_bytes
     solutions = [t for t in notes if t.group is None]
-    assert found.loss.value == min((t.loss.value for t in solutions), default=0.0)
+    assert all(found.loss.value <= t.loss.value for t in solutions)
     assert list(found.trials) == notes
     probes, judged = most_measurements(groups, goal)
     assert len(f.seen) <= probes
