@@ -28,6 +28,8 @@ def swap(files: Sequence[OutputFile]) -> None:
 
     Raises EnvironmentFault where a rename fails or the folder cannot be flushed.
     """
+    if not files:
+        return
     try:
         for file in files[:-1]:
             keep_old(file.path)

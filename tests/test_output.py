@@ -357,3 +357,10 @@ def test_kill_at_any_write_leaves_no_readable_wrong_file(tmp_path: Path) -> None
     assert 0 == CliRunner().invoke(main, [str(draft), str(out), "--target", str(target)]).exit_code
     assert 25 == len(read_gguf(out).tensors)
     assert {"d", "t.gguf", "o.gguf", "o.manifest.json"} == {p.name for p in tmp_path.iterdir()}
+
+
+def test_a_set_of_no_files_writes_nothing(tmp_path: Path) -> None:
+    """A command whose outputs are all optional opens an empty set, and ends well."""
+    with OutputSet([]) as opened:
+        assert [] == opened
+    assert [] == list(tmp_path.iterdir())
