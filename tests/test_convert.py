@@ -6,12 +6,11 @@ import hashlib
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -455,22 +454,33 @@ def test_full_disk_is_told_with_its_errno_and_leaves_nothing(tmp_path: Path, tar
     assert nothing_new(tmp_path, "d")
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting needs root")
-def test_full_tmpfs_is_told_and_leaves_nothing(tmp_path: Path, target: Path) -> None:
-    """The same on a real small disk, filled before and filled meanwhile."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", disk], check=False, capture_output=True
-    ).returncode:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A real small disk; only root can have one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    small = ["-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(["mount", *small], check=False, capture_output=True).returncode:  # fmt: skip
         pytest.skip("mounting is not allowed here")
-    try:
-        result = run(tiny.write_draft(tmp_path / "d"), disk / "o.gguf", "--target", target)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
-        assert (5, True) == (result.exit_code, "space" in result.output), result.output
-        assert nothing_new(disk)
-    finally:
-        subprocess.run(["umount", disk], check=True)
+
+def test_full_tmpfs_is_told_and_leaves_nothing(tmp_path: Path, target: Path, disk: Path) -> None:
+    """The same on a real small disk."""
+    result = run(tiny.write_draft(tmp_path / "d"), disk / "o.gguf", "--target", target)
+
+    assert (5, True) == (result.exit_code, "space" in result.output), result.output
+    assert nothing_new(disk)
+
+
+def test_read_only_disk_is_told(tmp_path: Path, target: Path, disk: Path) -> None:
+    """A file system that cannot be written ends with 5 and its errno, for everybody, root too."""
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    result = run(tiny.write_draft(tmp_path / "d"), disk / "o.gguf", "--target", target)
+
+    assert (5, True) == (result.exit_code, "errno 30" in result.output), result.output
+    assert nothing_new(disk)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
