@@ -18,7 +18,7 @@ from .errors import UsageError, command_errors, one_line
 from .ggml import type_name
 from .heads import unknown_to_llama_cpp
 from .hub import resolve
-from .options import FIELD_OPTIONS, REVISION, TARGET, given_fields, given_sources
+from .options import FIELD_OPTIONS, HUB, TARGET, given_fields, given_sources
 from .output import check_output
 from .plan import OUTTYPES, ConvertPlan
 from .published import recognise
@@ -47,7 +47,7 @@ from .vocabulary import template_note
     show_default=True,
     help="Type of the matrices; q8_0 is what dflash-quantize --scheme q8_0 gives.",
 )
-@REVISION
+@options(HUB)
 @click.option(
     "--pre-tokenizer", help="Name of the target's pre-tokenizer, where its pattern is not known."
 )
@@ -64,7 +64,9 @@ def main(source: Path, output: Path, target: Path | None, **given: Any) -> None:
     """
     with command_errors("dflash-convert", as_json=given["as_json"]), interruptible():
         check_names(source, output, target, dry_run=given["dry_run"], overwrite=given["overwrite"])
-        source, revision = resolve(source, given["revision"], quiet=given["quiet"])
+        source, revision = resolve(
+            source, given["revision"], given["subfolder"], quiet=given["quiet"]
+        )
         draft = read_draft(source, given_fields(given), given["config"], given["fc"] or "")
         draft = replace(draft, sources={**draft.sources, **given_sources(given)})
         goal = read_target(target, given["pre_tokenizer"]) if target else None

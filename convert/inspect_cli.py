@@ -13,14 +13,14 @@ from .description import render_inspection
 from .errors import command_errors
 from .hub import resolve
 from .inspection import Inspection, inspect
-from .options import REVISION, TARGET
+from .options import HUB, TARGET
 from .signals import interruptible
 
 
 @click.command("dflash-inspect", cls=Command, context_settings=HELP)
 @click.argument("file", type=PATH)
 @TARGET
-@REVISION
+@options(HUB)
 @click.option("--config", type=PATH, help="config.json of the checkpoint it was made of: what differs is a defect.")  # fmt: skip
 @click.option("--published", default="", metavar="NAME", help="The published draft that it is: what differs is a defect.")  # fmt: skip
 @click.option("--weights", is_flag=True, help="Read every weight and find NaN and infinity, by tensor and index.")  # fmt: skip
@@ -46,7 +46,7 @@ def main(file: Path, as_json: bool, **given: Any) -> None:
 
 def look(file: Path, given: dict[str, Any]) -> Inspection:
     """The inspection, with a progress bar while weights are read."""
-    source, _ = resolve(file, given["revision"], quiet=given["quiet"])
+    source, _ = resolve(file, given["revision"], given["subfolder"], quiet=given["quiet"])
     more = {"config": given["config"], "published": given["published"]}
     if not given["weights"]:
         return inspect(source, given["target"], **more)

@@ -167,6 +167,13 @@ def generic(name: str) -> tuple[str, int]:
     return name[: found.start()] + "{i}" + name[found.end() :], int(found[1])
 
 
+def known(name: str) -> bool:
+    """Whether a draft's checkpoint may have a tensor of this name, a fused one included."""
+    pattern = generic(plain(name))[0]
+    pattern = pattern.replace(".qkv_proj.", ".q_proj.")
+    return pattern in lookup("hf") or plain(name) in lookup("hf") or pattern in dropped()
+
+
 def match(
     spec: DraftSpec, shapes: Mapping[str, tuple[int, ...]], column: str, where: object
 ) -> list[Match]:

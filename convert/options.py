@@ -22,7 +22,11 @@ def integer_list(
         ) from error
 
 
-REVISION = click.option("--revision", help="Branch, tag or commit of a hub repository.")
+HUB = (
+    click.option("--revision", help="Branch, tag or commit of a hub repository."),
+    click.option("--subfolder", metavar="NAME", help="Folder of a hub repository that the draft lies in."),
+)  # fmt: skip
+"""Where in a hub repository the draft is."""
 
 TARGET = click.option("--target", type=PATH, help="The target: a GGUF or a Hugging Face folder.")
 

@@ -96,9 +96,9 @@ def read_vocabulary(
 def inside(path: Path, folder: Path) -> Path:
     """`path`, refused if a link leads it out of `folder` (the hub's own blob store beside it excepted)."""
     if path.is_symlink():
-        real = path.resolve()
-        store = folder.resolve().parent.parent / "blobs"
-        if not (real.is_relative_to(folder.resolve()) or real.is_relative_to(store)):
+        real, home = path.resolve(), folder.resolve()
+        stores = [p.parent / "blobs" for p in home.parents if p.name == "snapshots"]
+        if not any(real.is_relative_to(place) for place in (home, *stores)):
             raise InputError(
                 "file is a link that leads out of its folder", found=f"{real}", where=path, expected=f"a file in {folder}"
             )  # fmt: skip

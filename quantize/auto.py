@@ -54,7 +54,7 @@ def search(
     from . import replayed  # the runtime, which nothing else here needs
 
     quiet = given["quiet"]
-    draft = open_source(source, None, given["revision"], quiet=quiet)
+    draft = open_source(source, None, given["revision"], given["subfolder"], quiet=quiet)
     whole = plan_quantization(draft, packaged()["q8_0"])
     importance = match_importance(whole, imatrix.importance(), imatrix.where) if imatrix else {}
     request = replayed.Request(

@@ -12,7 +12,7 @@ import click
 from ..convert.console import HELP, PATH, SHARED, Command, options, progress_bar, result_json
 from ..convert.conversion import manifest_path
 from ..convert.errors import InputError, UsageError, command_errors
-from ..convert.options import REVISION
+from ..convert.options import HUB
 from ..convert.output import check_output
 from ..convert.signals import interruptible
 from . import auto
@@ -78,7 +78,7 @@ def parse_overrides(given: Sequence[str]) -> list[Override]:
 @click.command("dflash-quantize", cls=Command, context_settings=HELP)
 @click.argument("source", type=PATH, required=False)
 @click.argument("output", type=PATH, required=False)
-@REVISION
+@options(HUB)
 @click.option(
     "--scheme",
     help="A scheme's name, a .toml file of your own, or `auto`: measure which types to give.",
@@ -169,7 +169,9 @@ def quantize(source: Path | None, output: Path | None, given: dict[str, Any]) ->
         show(*auto.search(source, output, imatrix, given))
         return
     scheme, overrides = find_scheme(given["scheme"]), parse_overrides(given["tensor_types"])
-    draft = open_source(source, given["target"], given["revision"], quiet=given["quiet"])
+    draft = open_source(
+        source, given["target"], given["revision"], given["subfolder"], quiet=given["quiet"]
+    )
     plan = plan_quantization(
         draft, scheme, overrides, strict=given["strict"], allow_requantize=given["allow_requantize"]
     )  # fmt: skip
@@ -197,7 +199,9 @@ def attest(source: Path | None, output: Path | None, given: dict[str, Any]) -> N
             "--verify goes with --source, and with nothing that chooses types or writes", found=" ".join(f"--{n.replace('_', '-')}" for n in odd),
             expected="--verify OUT --source IN [--imatrix FILE]", fix="the types are those of OUT, and nothing is written",
         )  # fmt: skip
-    draft = open_source(origin, given["target"], given["revision"], quiet=given["quiet"])
+    draft = open_source(
+        origin, given["target"], given["revision"], given["subfolder"], quiet=given["quiet"]
+    )
     with progress_bar(sum(t.source.nbytes for t in draft.tensors), quiet=given["quiet"]) as bar:
         verdict = verify(
             path, draft, read_imatrices(given["imatrices"]), threads=given["threads"], progress=bar.update

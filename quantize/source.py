@@ -42,15 +42,16 @@ def open_source(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
     revision: str | None = None,
+    subfolder: str | None = None,
     *,
     quiet: bool = True,
 ) -> Source:
     """The draft at `path`: a canonical GGUF, another dialect, a checkpoint folder, a .safetensors file or a hub repository id.
 
-    `revision` is the repository's. Raises InputError where it is no sound draft, UsageError where a target is needed and
+    `revision` and `subfolder` are the repository's. Raises InputError where it is no sound draft, UsageError where a target is needed and
     missing, EnvironmentFault where the hub cannot be reached.
     """
-    folder, commit = resolve(Path(path), revision, quiet=quiet)
+    folder, commit = resolve(Path(path), revision, subfolder, quiet=quiet)
     draft = read_draft(folder)
     if draft.gguf is not None and draft.dialect == "gguf" and target is None:
         tensors = plan_tensors(draft.matches, draft.spans, "source", draft.spec.vocab_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -12,33 +11,34 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
-from dflash_gguf.convert.errors import InputError
+from dflash_gguf.convert.errors import InputError, UsageError
 from dflash_gguf.convert.gguf import read_gguf
-from dflash_gguf.convert.hub import FILES, check_blob, is_repository
+from dflash_gguf.convert.hub import LARGE, SMALL, check_blob, fetch, is_repository, patterns
+from hub_server import COMMIT, blob_name, hub_of
 from huggingface_hub.utils import filter_repo_objects
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def cached(home: Path, spoil: bool = False) -> None:
-    """The tiny v2 draft as the hub's cache holds x/tiny-DFlash2: large files as blobs named by their sha256."""
-    source = tiny.write_draft(home / "source", True)
-    root = home / "hub" / "models--x--tiny-DFlash2"
-    for folder in ("refs", "blobs", f"snapshots/{COMMIT}"):
+    """The tiny v2 draft as the hub's cache holds x/tiny-DFlash2."""
+    cache(home, "tiny-DFlash2", tiny.write_draft(home / "source", True), spoil)
+
+
+def cache(home: Path, name: str, source: Path, spoil: bool = False) -> None:
+    """The files of `source` as the hub's cache holds x/`name`: links to blobs, of large files by their sha256."""
+    root = home / "hub" / f"models--x--{name}"
+    snapshot = root / "snapshots" / COMMIT
+    for folder in ("refs", "blobs"):
         (root / folder).mkdir(parents=True)
     (root / "refs" / "main").write_text(COMMIT)
-    for file in source.iterdir():
-        raw = file.read_bytes()
-        large = file.suffix == ".safetensors"
-        name = (
-            hashlib.sha256(raw).hexdigest()
-            if large
-            else hashlib.sha1(raw, usedforsecurity=False).hexdigest()
-        )
-        (root / "blobs" / name).write_bytes(raw[:-1] + b"\xff" if spoil and large else raw)
-        (root / "snapshots" / COMMIT / file.name).symlink_to(f"../../blobs/{name}")
+    for file in (p for p in source.rglob("*") if p.is_file()):
+        raw, blob = file.read_bytes(), root / "blobs" / blob_name(file)
+        blob.write_bytes(raw[:-1] + b"\xff" if spoil and file.suffix == ".safetensors" else raw)
+        link = snapshot / file.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
 
 
 COMMANDS = {
@@ -110,7 +110,110 @@ def test_repository_is_quantised_and_inspected_like_its_folder(tmp_path: Path) -
 )  # fmt: skip
 def test_files_of_heads_are_fetched_and_other_pickles_are_not(name: str, wanted: bool) -> None:
     """By the hub's own reading of the patterns."""
-    assert [name] * wanted == list(filter_repo_objects([name], allow_patterns=list(FILES)))
+    folder = name.rpartition("/")[0]
+    allowed = patterns((*SMALL, *LARGE), folder)
+    assert [name] * wanted == list(filter_repo_objects([name], allow_patterns=allowed))
+
+
+def target_with_draft(home: Path) -> Path:
+    """A repository like MiMo's: a target at its top, another thing below, and its draft in shards in `dflash/`."""
+    top = tiny.write_target(home / "repository")
+    tiny.write_safetensors(top / "model.safetensors", {"lm_head.weight": ("BF16", tiny.bf16(np.zeros((8, 8))))})  # fmt: skip
+    (top / "vision").mkdir()
+    (top / "vision" / "config.json").write_text('{"architectures": ["VisionModel"]}')
+    (top / "vision" / "model.safetensors").write_bytes(b"not the draft's")
+    draft = tiny.write_draft(top / "dflash", True)
+    (draft / "old").mkdir()
+    (draft / "old" / "model.safetensors").write_bytes(b"not the draft's")
+    shard = draft / "dflash_draft_model-00001-of-00001.safetensors"
+    (draft / "model.safetensors").rename(shard)
+    names = tiny.draft_tensors(True)
+    index = {"weight_map": dict.fromkeys(names, shard.name)}
+    (draft / "dflash_draft_model.safetensors.index.json").write_text(json.dumps(index))
+    return top
+
+
+def test_draft_in_a_subfolder_is_taken_by_every_command(tmp_path: Path) -> None:
+    """Offline: the same file as from the folder itself, with the commit; and the other commands take it too."""
+    top = target_with_draft(tmp_path)
+    cache(tmp_path, "MiMo", top)
+    target = tiny.write_target_gguf(tmp_path / "t.gguf")
+    more = ("x/MiMo", "--subfolder", "dflash", "--target", target)
+    done = run(tmp_path, *more, "o.gguf")
+    assert 0 == done.returncode, done.stderr
+    assert 0 == run(tmp_path, top / "dflash", "p.gguf", "--target", target).returncode
+    ours, plain = read_gguf(tmp_path / "o.gguf"), read_gguf(tmp_path / "p.gguf")
+    assert COMMIT == ours.kv["general.source.revision"]
+    assert ours.kv.keys() - {"general.source.revision"} == set(plain.kv)
+    names = [json.loads((tmp_path / f"{x}.manifest.json").read_text())["tensors"] for x in "op"]
+    assert [t["sha256"] for t in names[0]] == [t["sha256"] for t in names[1]]
+
+    done = run(tmp_path, *more, "q.gguf", "--scheme", "q8_0", command="dflash-quantize")
+    assert 0 == done.returncode, done.stderr
+    shown = run(tmp_path, *more, "--json", command="dflash-inspect")
+    assert "dflash2" == json.loads(shown.stdout)["inspection"]["spec"]["variant"]
+
+
+def test_only_the_subfolder_is_fetched_and_its_size_said(tmp_path: Path) -> None:
+    """From a hub: not one byte of the target, of the folder beside the draft's or of the one below it; the note says how much."""
+    top = target_with_draft(tmp_path)
+    shard = next((top / "dflash").glob("*.safetensors"))
+    with hub_of("x/MiMo", top) as hub:
+        online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.address}
+        words = ("x/MiMo", "--subfolder", "dflash")
+        done = run(tmp_path, *words, command="dflash-inspect", **online)
+        again = run(tmp_path, *words, command="dflash-inspect", **online)
+        served = sorted(hub.served)
+
+    wanted = [shard, top / "dflash" / "config.json", *(top / "dflash").glob("*.index.json")]
+    assert 0 == done.returncode, done.stderr
+    assert sorted(str(p.relative_to(top)) for p in wanted) == served
+    assert f"fetching 1 files, {shard.stat().st_size} bytes: dflash/{shard.name}" in done.stderr
+    assert (0, False) == (again.returncode, "fetching" in again.stderr), again.stderr
+
+
+def test_weights_of_a_target_are_never_fetched(tmp_path: Path) -> None:
+    """Its repository without --subfolder is refused by its config, and the fix names the folder that holds a draft."""
+    top = target_with_draft(tmp_path)
+    with hub_of("x/MiMo", top) as hub:
+        online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.address}
+        done = run(tmp_path, "x/MiMo", command="dflash-inspect", **online)
+        other = run(tmp_path, "x/MiMo", "--subfolder", "vision", command="dflash-inspect", **online)
+        served = list(hub.served)
+
+    assert (3, True, False) == (
+        done.returncode, "--subfolder dflash" in done.stderr, "--subfolder vision" in done.stderr
+    ), done.stderr  # fmt: skip
+    assert (3, True) == (other.returncode, "VisionModel" in other.stderr), other.stderr
+    assert [] == [name for name in served if name.endswith(".safetensors")]
+
+
+def test_index_of_a_whole_target_stops_before_its_weights(tmp_path: Path) -> None:
+    """A draft's config over a target's shards (DeepSeek-V4 keeps its stages in the target's): refused by the index."""
+    source = tiny.write_draft(tmp_path / "source")
+    index = {"weight_map": {"fc.weight": "model.safetensors", "mtp.0.attn.wq.weight": "model.safetensors"}}  # fmt: skip
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    with hub_of("x/V4", source) as hub:
+        done = run(tmp_path, "x/V4", command="dflash-inspect", HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.address)  # fmt: skip
+        served = list(hub.served)
+
+    assert (3, True) == (done.returncode, "mtp.0.attn.wq.weight" in done.stderr), done.stderr
+    assert "model.safetensors" not in served
+
+
+@pytest.mark.parametrize("name", ["..", "a/../b", "/dflash", "dflash/", "a\\b", "*", "[d]flash", "./dflash"])  # fmt: skip
+def test_subfolder_is_a_path_inside_the_repository(tmp_path: Path, name: str) -> None:
+    """Nothing that leads out of it, and no pattern."""
+    with pytest.raises(UsageError, match="--subfolder"):
+        fetch("x/y", None, name)
+
+
+def test_subfolder_of_a_folder_is_a_usage_error(tmp_path: Path) -> None:
+    """A path names its folder itself."""
+    source = tiny.write_draft(tmp_path / "d")
+    done = run(tmp_path, source, "--subfolder", "dflash", command="dflash-inspect")
+
+    assert (2, True) == (done.returncode, "--subfolder" in done.stderr), done.stderr
 
 
 class Nothing(BaseHTTPRequestHandler):
