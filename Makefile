@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -q --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 
-.PHONY: fuzz matrix setup build test lint native asan demo references clean
+.PHONY: coverage fuzz matrix setup build test lint native asan demo references clean
 
 setup: $(STAMP)
 
@@ -18,8 +18,11 @@ $(STAMP): pyproject.toml requirements-build.txt
 build: setup  ## rebuild what changed in csrc
 	$(PIP) install --no-build-isolation --no-deps -e .
 
-test: build lint native
-	$(BIN)/python -m pytest
+COVERED = tests/test_gguf.py tests/test_hostile_gguf.py tests/test_hostile_checkpoint.py tests/test_checkpoint.py tests/test_output.py \
+          tests/test_convert.py tests/test_layouts.py tests/test_dialects.py tests/test_beside.py tests/test_fuzz.py
+
+test: build lint native coverage
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED))
 
 lint: setup
 	$(BIN)/ruff check .
@@ -44,10 +47,13 @@ matrix: setup  ## csrc/kquant with gcc and clang, -O0 to -O3, with and without v
 
 FUZZ_SECONDS ?= 60
 
-fuzz: build  ## every reader for a minute each; needs the extra fuzz, see CONTRIBUTING.md
-	for reader in gguf draft safetensors config target; do \
+fuzz: build  ## every reader for a minute each, then the C library; needs the extra fuzz, see CONTRIBUTING.md
+	for reader in $$($(BIN)/python fuzz/readers.py 2>/dev/null); do \
 	  $(BIN)/python fuzz/readers.py $$reader -max_total_time=$(FUZZ_SECONDS) -timeout=5 -rss_limit_mb=1024 -close_fd_mask=0 || exit 1; done
 	fuzz/kquant.sh $(FUZZ_SECONDS)
+
+coverage: build  ## their tests, and that these see every branch of the readers of strangers' files and of the writer's failure paths
+	$(BIN)/python -m pytest $(COVERED) --cov --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 demo: build
 	$(BIN)/python tools/demo.py

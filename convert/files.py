@@ -9,6 +9,14 @@ from pathlib import Path
 
 from .errors import InputError
 
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+"""What is found in place of a file."""
+
 
 def open_regular(path: Path) -> BufferedReader:
     """The file at `path`, open for reading.
@@ -18,10 +26,18 @@ def open_regular(path: Path) -> BufferedReader:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe may have no writer
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise InputError("file is missing", where=path, expected="an existing file") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise InputError(
+            "file is missing", found="nothing of that name", where=path, expected="an existing file"
+        ) from error
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
         os.close(fd)
-        raise InputError("not a regular file", where=path, expected="a file on a disk")
+        raise InputError(
+            "not a regular file",
+            found=KINDS.get(kind, "something else"),
+            where=path,
+            expected="a file on a disk",
+        )
     return os.fdopen(fd, "rb")
 
 

@@ -13,7 +13,7 @@ from .errors import InputError
 from .fields import Questions
 from .gguf import GgufFile
 from .heads import head_fields, variant_of
-from .names import GGUF_DIALECTS, generic, lookup, match
+from .names import GGUF_DIALECTS, generic, lookup, match, shorten
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
 from .spelling import READERS, spellings
 
@@ -191,12 +191,18 @@ def keys_of(name: str, arch: str) -> tuple[str, ...]:
     return (*spellings(KEYS[name][1], arch), *ALSO.get(name, ()))
 
 
+def own_keys(file: GgufFile) -> str:
+    """The first of the keys that speak of the draft, whatever architecture they name, and how many more."""
+    other = ("general.", "tokenizer.", "split.")
+    return shorten([key for key in file.fields if not key.startswith(other)]) or "no key of a draft"
+
+
 def need(found: Mapping[str, Any], name: str, file: GgufFile) -> Any:
     """A field that has no default."""
     if found[name] is None:
         option = OPTIONS.get(name)
         raise InputError(
-            f"draft does not say its {name}", found="no key", where=file.path,
+            f"draft does not say its {name}", found=f"no key for it beside {own_keys(file)}", where=file.path,
             expected=", ".join(spellings(KEYS[name][1], file.architecture)),
             fix=f"dflash-convert with {option}" if option else "convert the checkpoint again",
         )  # fmt: skip

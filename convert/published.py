@@ -16,7 +16,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from .errors import UsageError
+from .checks import VARIANTS
+from .errors import InputError, UsageError, one_line
 from .gguf_dialects import causality
 from .spec import DraftSpec
 
@@ -132,23 +133,59 @@ def published() -> tuple[Published, ...]:
     """All packaged drafts, by file name and order."""
     folder = resources.files("dflash_gguf.manifests").joinpath("drafts")
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    return tuple(
-        from_row(row, table.get("target", ""))
-        for table in (tomllib.loads(f.read_text("utf-8")) for f in files)
-        for row in table["draft"]
-    )
+    return tuple(p for f in files for p in parse_table(f.read_bytes(), f.name))
 
 
-def from_row(row: Mapping[str, Any], target: str = "") -> Published:
+SIZES = {name: int for name in (*GEOMETRY[1:], *PLAIN) if name != "target_layer_ids"}
+REALS = dict.fromkeys(("rope_theta", "rms_norm_eps", "final_logit_softcapping", "logit_scale", "attention_value_scale"), (int, float))  # fmt: skip
+TYPES: dict[str, Any] = SIZES | REALS | {
+    "name": str, "variant": str, "captures": int, "target_layer_ids": list, "layers": str, "causal": str, "notes": str,
+    "conv_kernel_size": int, "conv_group_size": int, "selector_rank": int, "selector_top_k": int,
+}  # fmt: skip
+"""What a row may say, and the type of it."""
+
+NEEDED = ("name", *GEOMETRY, "captures", "target_layer_ids")
+"""What every row must say."""
+
+
+def parse_table(raw: bytes, where: str) -> tuple[Published, ...]:
+    """The drafts of one table. Raises InputError with the field for anything that is not a sound one."""
+    try:
+        table = tomllib.loads(raw.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError("the table of published drafts is not TOML", found=one_line(error), where=where) from error  # fmt: skip
+    rows, target = table.get("draft"), table.get("target", "")
+    if not isinstance(rows, list) or not isinstance(target, str) or table.keys() - {"draft", "target"}:  # fmt: skip
+        raise InputError("the table of published drafts has other parts", found=one_line(sorted(table)), where=where, expected="[[draft]] rows, and a target")  # fmt: skip
+    return tuple(from_row(row, f"{where}: row {i}", target) for i, row in enumerate(rows))
+
+
+def from_row(row: Any, where: str, target: str = "") -> Published:
     """One row of a table; `layers` has a letter a layer, s for sliding and f for full. `target` is the table's."""
+
+    def check(holds: bool, what: str, found: object, expected: str) -> None:
+        if not holds:
+            raise InputError(what, found=one_line(found), where=where, expected=expected)
+
+    check(isinstance(row, dict), "not a row", row, "a table")
+    absent = [name for name in NEEDED if name not in row]
+    check(not absent, "a published draft lacks a field", absent, " ".join(NEEDED))
+    for name, value in row.items():
+        kind = TYPES.get(name)
+        sound = kind is not None and isinstance(value, kind) and not isinstance(value, bool)
+        check(sound, f"{one_line(name)} is not known, or of the wrong type", value, str(kind))
+    ids, layers, causal = row["target_layer_ids"], row.get("layers"), row.get("causal", "")
+    whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+    check(whole and len(ids) == row["captures"], "layer ids do not fit", ids, f"{row['captures']} numbers")  # fmt: skip
+    check(row["variant"] in VARIANTS, "variant is not known", row["variant"], " ".join(VARIANTS))
+    check(causal in ("", "none", "all", "sliding"), "causality is not known", causal, "none, all or sliding")  # fmt: skip
     fields = {name: row[name] for name in (*GEOMETRY, *PLAIN) if name in row}
-    fields["target_layer_ids"] = tuple(fields["target_layer_ids"])
-    if "layers" in row:
-        fields["sliding_layers"] = tuple(letter == "s" for letter in row["layers"])
+    fields["target_layer_ids"] = tuple(ids)
+    if layers is not None:
+        check(len(layers) == row["num_hidden_layers"] and set(layers) <= {"s", "f"}, "layers do not fit", layers, "a letter s or f for each layer")  # fmt: skip
+        fields["sliding_layers"] = tuple(letter == "s" for letter in layers)
         fields.setdefault("sliding_window", 0)
-    return Published(
-        row["name"], fields, row["captures"], row.get("causal", ""), row.get("notes", ""), target
-    )
+    return Published(row["name"], fields, row["captures"], causal, row.get("notes", ""), target)
 
 
 def candidates(spec: DraftSpec, name: str = "", unknown: Collection[str] = ()) -> list[Published]:

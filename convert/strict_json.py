@@ -41,7 +41,7 @@ def parse_json(raw: bytes, where: object) -> dict[str, Any]:
     if not raw.strip():
         raise fault("JSON is empty", f"{len(raw)} bytes")
     if raw.startswith(b"\xef\xbb\xbf"):
-        raise fault("JSON starts with a byte order mark", expected="plain UTF-8")
+        raise fault("JSON starts with a byte order mark", "EF BB BF", "plain UTF-8")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -68,7 +68,7 @@ def parse_json(raw: bytes, where: object) -> dict[str, Any]:
                 text, object_pairs_hook=unique, parse_constant=constant, parse_float=number
             )
     except RecursionError as error:
-        raise fault("JSON is nested too deeply") from error
+        raise fault("JSON is nested too deeply", f"{len(raw)} bytes") from error
     except ValueError as error:
         raise fault("not JSON", f"{error}" if raw[:1] in b"{[" else repr(raw[:24])) from error
     if not isinstance(value, dict):

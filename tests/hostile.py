@@ -146,6 +146,11 @@ def run_alone(name: str, *words: Any) -> Run:
 LIMIT_BYTES, LIMIT_SECONDS = 256 << 20, 1.0
 
 
+def headline(output: str) -> str:
+    """The one line that says what is wrong; inspect prints what it knows before."""
+    return next(line for line in output.splitlines() if line.startswith("error: "))
+
+
 def refused(command: click.Command, *words: Any, code: int = 3) -> str:
     """The message of a run that must be refused: exit code, one line with file, place and value, time, memory.
 
@@ -157,9 +162,7 @@ def refused(command: click.Command, *words: Any, code: int = 3) -> str:
 
     assert code == alone.code, alone.output
     assert (alone.code, alone.output) == (here.exit_code, here.output)
-    headline = alone.output.splitlines()[0]
-    assert headline.startswith("error: "), alone.output
-    assert "; where " in headline, headline
+    assert "; where " in headline(alone.output), alone.output
     assert "Traceback" not in alone.output
     assert alone.seconds < LIMIT_SECONDS
     assert alone.peak < LIMIT_BYTES
@@ -185,7 +188,24 @@ def refused_everywhere(path: Path, folder: Path) -> str:
     message = refused(convert, path, out, "--target", target, "--overwrite")
 
     assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
-    headline = message.splitlines()[0]
-    assert path.name in headline, headline
-    assert "; found " in headline, headline
+    assert path.name in headline(message), message
+    assert "; found " in headline(message), message
+    return message
+
+
+def refused_source(source: Path, work: Path) -> str:
+    """The message of dflash-convert for a checkpoint that is hostile; inspect and quantize must refuse it too.
+
+    As in `refused_everywhere` an old output must stay as it is. `work` is an empty folder for outputs.
+    """
+    work.mkdir()
+    out = work / "out.gguf"
+    out.write_bytes(b"old")
+    target = tiny.write_target(work.parent / f"{work.name}-target")
+    refused(inspect, source)
+    refused(quantize, source, out, "--scheme", "q8_0", "--target", target, "--overwrite")
+    message = refused(convert, source, out, "--target", target, "--overwrite")
+
+    assert {"out.gguf": b"old"} == {p.name: p.read_bytes() for p in work.iterdir()}
+    assert "; found " in headline(message), message
     return message

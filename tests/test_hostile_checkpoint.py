@@ -18,7 +18,7 @@ from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.errors import InputError
 from dflash_gguf.convert.safetensors import MAX_HEADER, read_safetensors
 from dflash_gguf.convert.strict_json import MAX_CONFIG, read_json
-from hostile import gguf, refused
+from hostile import gguf, refused, refused_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,11 +96,10 @@ def test_malformed_safetensors_is_refused(tmp_path: Path, what: str, raw: bytes)
     """Exit 3, one message that names the file, in time and in memory, nothing left behind."""
     folder = tiny.write_draft(tmp_path / "d")
     (folder / "model.safetensors").write_bytes(raw)
-    message = refused(main, folder, tmp_path / "o.gguf")
+    message = refused_source(folder, tmp_path / "work")
 
     assert what in message
-    assert "model.safetensors" in message
-    assert ["d"] == [p.name for p in tmp_path.iterdir()]
+    assert "model.safetensors" in message.splitlines()[0]
 
 
 def test_header_limit_is_stated_and_held(tmp_path: Path) -> None:
@@ -203,11 +202,106 @@ def test_malformed_config_is_refused(tmp_path: Path, what: str, raw: bytes | Non
     (folder / "config.json").unlink()
     if raw is not None:
         (folder / "config.json").write_bytes(raw)
-    message = refused(main, folder, tmp_path / "o.gguf")
+    message = refused_source(folder, tmp_path / "work")
 
     assert what in message
-    assert "config.json" in message
-    assert ["d"] == [p.name for p in tmp_path.iterdir()]
+    assert "config.json" in message.splitlines()[0]
+
+
+def values(**top: Any) -> dict[str, Any]:
+    """The tiny config with other values; a key with two underscores is one inside dflash_config."""
+    config = tiny.draft_config()
+    for key, value in top.items():
+        section, _, name = key.rpartition("__")
+        (config[section] if section else config)[name] = value
+    return config
+
+
+VALUES: list[tuple[str, str, dict[str, Any]]] = [
+    ("53 architecture absent", "not a DFlash draft", values(architectures=None)),
+    ("53 architecture not a list", "wrong type", values(architectures="DFlashDraftModel")),
+    ("53 architecture not DFlash", "not a DFlash draft", values(architectures=["Qwen3ForCausalLM"])),
+    ("53 architecture a number", "wrong type", values(architectures=[7])),
+    *(
+        (f"54 {key} {name}", what, values(**{key: value}))
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name, value, what in (
+            ("zero", 0, ""), ("negative", -64, ""), ("float", 64.0, "wrong type"), ("string", "64", "wrong type"),
+            ("bool", True, "wrong type"), ("2^63", 2**63, "out of range"),
+        )
+    ),
+    ("54 block size huge", "block size", values(block_size=2**31)),
+    ("54 epsilon zero", "epsilon", values(rms_norm_eps=0)),
+    ("54 RoPE base zero", "RoPE base", values(rope_theta=0)),
+    ("55 other width", "shape contradicts", values(intermediate_size=128)),
+    ("55 other heads", "shape contradicts", values(num_key_value_heads=4)),
+    ("55 fewer layers", "do not belong", values(num_hidden_layers=1, layer_types=["sliding_attention"])),
+    ("55 more layers", "are missing", values(num_hidden_layers=3, layer_types=["sliding_attention"] * 3)),
+    ("55 biases that are not there", "that the tensors lack", values(attention_bias=True)),
+    ("55 reduced vocabulary without d2t", "contradicts d2t", values(draft_vocab_size=100)),
+    ("56 dflash_config missing", "target_layer_ids", values(dflash_config=None)),
+    ("56 dflash_config a list", "wrong type", values(dflash_config=[1])),
+    ("56 ids empty", "", values(dflash_config__target_layer_ids=[])),
+    ("56 ids strings", "wrong type", values(dflash_config__target_layer_ids=["0", "2"])),
+    ("56 ids bools", "wrong type", values(dflash_config__target_layer_ids=[True, False])),
+    ("56 ids out of range", "out of range", values(dflash_config__target_layer_ids=[0, 4])),
+    ("56 ids negative", "out of range", values(dflash_config__target_layer_ids=[-1, 2])),
+    ("56 ids huge", "", values(dflash_config__target_layer_ids=[0, 2**70])),
+    ("56 mask outside", "mask token", values(dflash_config__mask_token_id=300)),
+    ("56 mask a string", "wrong type", values(dflash_config__mask_token_id="7")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "config"), [v[1:] for v in VALUES], ids=[v[0] for v in VALUES])
+def test_config_value_that_cannot_be_meant_is_refused(
+    tmp_path: Path, what: str, config: dict[str, Any]
+) -> None:
+    """Exit 3, the place in the config named, an old output untouched."""
+    source = tiny.write_draft(tmp_path / "d", config=config)
+
+    assert what in refused_source(source, tmp_path / "work")
+
+
+def reindexed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """A change to the index of a checkpoint in two shards."""
+
+    def spoil(folder: Path) -> None:
+        edit_json(folder / "model.safetensors.index.json", change)
+
+    return spoil
+
+
+def moved(name: str) -> Callable[[Path], None]:
+    """An index that looks for the first tensor's shard under another name."""
+    return reindexed(lambda i: i["weight_map"].update({"fc.weight": name}))
+
+
+INDEXES: list[tuple[str, str, Callable[[Path], object]]] = [
+    ("50 path that climbs", "not a shard", moved("../model-00001-of-00002.safetensors")),
+    ("50 absolute path", "not a shard", moved("/etc/passwd.safetensors")),
+    ("50 not a safetensors name", "not a shard", moved("model.bin")),
+    ("50 name a number", "not a shard", reindexed(lambda i: i["weight_map"].update({"fc.weight": 7}))),
+    ("50 shard missing", "shard is missing", lambda d: sorted(d.glob("*.safetensors"))[0].unlink()),
+    ("50 tensor in the other shard", "disagree", moved("model-00002-of-00002.safetensors")),
+    ("50 tensor that no shard has", "disagree", reindexed(lambda i: i["weight_map"].update({"x": "model-00001-of-00002.safetensors"}))),
+    ("50 wrong total_size", "total_size", reindexed(lambda i: i["metadata"].update(total_size=7))),
+    ("50 total_size a string", "wrong type", reindexed(lambda i: i["metadata"].update(total_size="7"))),
+    ("50 no weight_map", "no weight_map", reindexed(lambda i: i.pop("weight_map"))),
+    ("50 weight_map a list", "no weight_map", reindexed(lambda i: i.update(weight_map=[]))),
+    ("50 not JSON", "not JSON", lambda d: (d / "model.safetensors.index.json").write_text("<html>")),
+    ("50 two indexes", "several indexes", lambda d: (d / "other.safetensors.index.json").write_text("{}")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "spoil"), [i[1:] for i in INDEXES], ids=[i[0] for i in INDEXES])
+def test_index_that_cannot_be_meant_is_refused(
+    tmp_path: Path, what: str, spoil: Callable[[Path], object]
+) -> None:
+    """Exit 3 before a shard outside the folder, or a wrong one, is read."""
+    source = tiny.write_draft(tmp_path / "d", shards=2)
+    spoil(source)
+
+    assert what in refused_source(source, tmp_path / "work")
 
 
 def test_code_beside_the_weights_is_never_run(tmp_path: Path) -> None:

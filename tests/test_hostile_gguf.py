@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,19 @@ from dflash_gguf.convert.errors import InputError
 from dflash_gguf.convert.ggml import BY_NAME, F32
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.gguf_writer import GgufOutput
-from hostile import ARCH, array, edited, gguf, pair, refused, refused_everywhere, tensor, text
+from dflash_gguf.quantize.cli import main as quantize
+from hostile import (
+    ARCH,
+    array,
+    edited,
+    gguf,
+    pair,
+    refused,
+    refused_everywhere,
+    refused_source,
+    tensor,
+    text,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,6 +162,8 @@ BAD: list[tuple[str, str, bytes]] = [
         gguf(kv=[pair("general.architecture", f.U32, bytes(4))]),
     ),
     ("35 part of a split", "split", gguf(kv=[ARCH, pair("split.count", f.U16, b"\3\0")])),
+    ("35 split count 0", "split", gguf(kv=[ARCH, pair("split.count", f.U16, bytes(2))])),
+    ("35 split count huge", "split", gguf(kv=[ARCH, pair("split.count", f.U64, u64(2**63))])),
     (
         "35 split count of the wrong type",
         "wrong type",
@@ -335,7 +350,47 @@ def test_key_that_cannot_be_meant_is_refused(
 ) -> None:
     """One wrong value in a sound file: exit 3, a message that names it, no output."""
     bad = edited(good[v2], tmp_path / "bad.gguf", **fault)
-    message = refused(main, bad, tmp_path / "o.gguf")
+
+    assert what in refused_source(bad, tmp_path / "work")
+
+
+def rebuilt(source: Path, output: Path, change: Callable[[list[Any]], list[Any]]) -> Path:
+    """A copy with another table of name, type and shape; the data is zero."""
+    file = read_gguf(source)
+    table = change([(t.name, t.type, t.shape) for t in file.tensors.values()])
+    with GgufOutput(output, file.fields, table) as writer:
+        for name, info in writer.layout.infos.items():
+            writer.write(name, bytes(info.nbytes))
+    return output
+
+
+TENSORS: list[tuple[str, bool, str, Callable[[list[Any]], list[Any]]]] = [
+    ("31 only some of the convolutions", True, "blk.1.ffn_conv_base", lambda t: [r for r in t if r[0] != "blk.1.ffn_conv_base"]),
+    ("31 selector without its codebook", True, "selector_successor", lambda t: [r for r in t if r[0] != "selector_successor.weight"]),
+    ("32 tensor missing", False, "blk.1.ffn_up.weight", lambda t: [r for r in t if r[0] != "blk.1.ffn_up.weight"]),
+    ("32 norm missing", False, "output_norm.weight", lambda t: [r for r in t if r[0] != "output_norm.weight"]),
+    ("32 extra tensor", False, "blk.0.attn_extra.weight", lambda t: [*t, ("blk.0.attn_extra.weight", F32, (4, 4))]),
+    ("32 extra layer", False, "blk.2.attn_norm.weight", lambda t: [*t, ("blk.2.attn_norm.weight", F32, (64,))]),
+    ("32 selector in a first version", False, "selector_hidden.weight", lambda t: [*t, ("selector_hidden.weight", F32, (64, 8))]),
+    ("32 wrong shape", False, "shape contradicts", lambda t: [(n, k, (64, 32) if n == "blk.0.attn_q.weight" else s) for n, k, s in t]),
+    ("32 one dimension too many", False, "shape contradicts", lambda t: [(n, k, (64, 64, 1) if n == "blk.0.attn_q.weight" else s) for n, k, s in t]),
+    ("32 vector as a matrix", False, "shape contradicts", lambda t: [(n, k, (64, 1) if n == "output_norm.weight" else s) for n, k, s in t]),
+    ("32 number type", False, "type", lambda t: [(n, BY_NAME["I32"].id if n == "fc.weight" else k, s) for n, k, s in t]),
+    ("32 norm quantised", False, "type", lambda t: [(n, BY_NAME["Q8_0"].id if n == "output_norm.weight" else k, s) for n, k, s in t]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("v2", "what", "change"), [t[1:] for t in TENSORS], ids=[t[0] for t in TENSORS]
+)
+def test_table_that_is_not_the_drafts_is_refused(
+    tmp_path: Path, good: dict[bool, Path], v2: bool, what: str, change: Any
+) -> None:
+    """A tensor too few, too many, of another shape or type: exit 3 and its name."""
+    bad = rebuilt(good[v2], tmp_path / "bad.gguf", change)
+    message = "".join(refused(command, bad, *more) for command, more in (
+        (main, (tmp_path / "o.gguf",)), (quantize, (tmp_path / "o.gguf", "--scheme", "q8_0", "--allow-requantize"))
+    ))  # fmt: skip
 
     assert what in message
     assert ["bad.gguf"] == [p.name for p in tmp_path.iterdir()]

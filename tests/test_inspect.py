@@ -16,14 +16,21 @@ from click.testing import CliRunner, Result
 from dflash_gguf.convert import fields as f
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
-from dflash_gguf.convert.errors import UsageError
+from dflash_gguf.convert.errors import InputError, UsageError
 from dflash_gguf.convert.ggml import BY_NAME
 from dflash_gguf.convert.gguf import read_gguf
 from dflash_gguf.convert.gguf_dialects import causality
 from dflash_gguf.convert.gguf_writer import GgufOutput
 from dflash_gguf.convert.inspect_cli import main as inspect_main
 from dflash_gguf.convert.pairing import checks
-from dflash_gguf.convert.published import Published, by_name, candidates, published, recognise
+from dflash_gguf.convert.published import (
+    Published,
+    by_name,
+    candidates,
+    parse_table,
+    published,
+    recognise,
+)
 from dflash_gguf.convert.spec import Conv, DraftSpec, Selector
 from dflash_gguf.convert.target import read_target
 from hostile import edited, run_alone
@@ -476,3 +483,60 @@ def test_names_of_published_drafts_are_found_with_and_without_the_owner() -> Non
 def test_unknown_geometry_is_not_recognised() -> None:
     """A draft of nobody's shape has no name."""
     assert recognise(tiny.tiny_spec()) is None
+
+
+ROW = """[[draft]]
+name = "x/y"
+variant = "dflash1"
+num_hidden_layers = 2
+hidden_size = 64
+intermediate_size = 96
+num_attention_heads = 4
+num_key_value_heads = 2
+head_dim = 16
+captures = 2
+target_layer_ids = [0, 2]
+layers = "sf"
+sliding_window = 8
+"""
+
+BROKEN_TABLES = {
+    "not UTF-8": b"\xff", "not TOML": b"a", "no rows": b"a = 1", "rows a number": b"draft = 1", "row a number": b"draft = [1]",
+    "other part": ROW.encode() + b"[more]\n", "target a number": b"target = 1\n" + ROW.encode(),
+    "field missing": ROW.replace("head_dim = 16\n", "").encode(), "field unknown": (ROW + "speed = 9").encode(),
+    "size a string": ROW.replace("= 64", '= "64"').encode(), "size a bool": ROW.replace("= 64", "= true").encode(),
+    "ids of another number": ROW.replace("captures = 2", "captures = 3").encode(), "ids strings": ROW.replace("[0, 2]", '["0", "2"]').encode(),
+    "layers of another number": ROW.replace('"sf"', '"sff"').encode(), "layers of other letters": ROW.replace('"sf"', '"sx"').encode(),
+    "variant unknown": ROW.replace("dflash1", "dflash9").encode(), "causality unknown": (ROW + 'causal = "often"').encode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN_TABLES)
+def test_broken_table_of_published_drafts_is_refused(name: str) -> None:
+    """The table and the row are named; the sound table is read."""
+    assert 1 == len(parse_table(ROW.encode(), "x.toml"))
+    with pytest.raises(InputError, match=r"x\.toml"):
+        parse_table(BROKEN_TABLES[name], "x.toml")
+
+
+def headed(path: Path, arch: str, keys: str) -> Path:
+    """A GGUF of architecture `arch` whose keys are another's, with one tensor."""
+    fields = {"general.architecture": f.text(arch), f"{keys}.block_count": f.u32(2), f"{keys}.embedding_length": f.u32(64)}  # fmt: skip
+    with GgufOutput(path, fields, [("fc.weight", BY_NAME["F32"].id, (128, 64))]) as writer:
+        writer.write("fc.weight", bytes(4 * 128 * 64))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys"),
+    [("dflash", "dflash"), ("dflash-draft", "dflash-draft"), ("dflash", "dflash-draft"), ("dflash-draft", "dflash")],
+)  # fmt: skip
+def test_header_of_each_scheme_is_told_which_keys_are_there_and_which_are_wanted(
+    tmp_path: Path, arch: str, keys: str
+) -> None:
+    """Right name and scheme with fields missing, and the name of one with the keys of the other (bugs 15)."""
+    result = inspect(headed(tmp_path / "x.gguf", arch, keys))
+
+    assert 3 == result.exit_code
+    assert f"{keys}.block_count" in result.output
+    assert f"{arch}." in result.output
