@@ -19,7 +19,7 @@ build: setup  ## rebuild what changed in csrc
 	$(PIP) install --no-build-isolation --no-deps -e .
 
 COVERED = tests/test_gguf.py tests/test_hostile_gguf.py tests/test_hostile_checkpoint.py tests/test_checkpoint.py tests/test_output.py \
-          tests/test_convert.py tests/test_layouts.py tests/test_dialects.py tests/test_beside.py tests/test_fuzz.py
+          tests/test_convert.py tests/test_outtypes.py tests/test_layouts.py tests/test_dialects.py tests/test_beside.py tests/test_fuzz.py
 
 test: build lint native coverage
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED))

@@ -21,7 +21,7 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
          "test_quantize.test_a_quantised_source_needs_leave_and_keeps_what_fits"),
     37: ("test_hostile_gguf.test_chat_template_is_copied_with_a_warning_and_never_rendered",),
     47: ("test_hostile_checkpoint.test_layer_indices_and_name_forms",),
-    48: ("test_convert.test_f16_that_would_overflow_is_refused_with_a_count",),
+    48: ("test_outtypes.test_f16_that_would_overflow_is_refused_with_a_count",),
     51: ("test_hostile_checkpoint.test_sparse_file_of_a_terabyte_is_refused_at_once", "test_hostile_gguf.test_sparse_file_of_a_terabyte_is_refused_at_once",
          "test_convert.test_source_that_shrinks_while_it_is_read_is_refused"),
     57: ("test_hostile_checkpoint.test_code_beside_the_weights_is_never_run",),
