@@ -14,6 +14,7 @@ DIALECTS = {
     "gguf": "GGUF, llama.cpp's dialect",
     "lucebox": "GGUF, Lucebox's dialect",
     "ik": "GGUF, the dialect of ik_llama.cpp and its relatives",
+    "laguna": "GGUF, Poolside's variant of llama.cpp's dialect for a Laguna decoder",
     "any": "GGUF, the names of several dialects mixed",
 }
 

@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .causality import causality
 from .errors import InputError
-from .gguf_dialects import OPTIONS, captured_width, causality, spec_from_gguf
+from .gguf_dialects import OPTIONS, captured_width, spec_from_gguf
 from .heads import head_fields, variant_of
-from .names import lookup, plain
+from .names import lookup, plain, shorten
 from .places import PLACES, config_fields
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
 from .strict_json import Section
@@ -43,6 +44,7 @@ def spec_from_config(
     is missing or contradicts itself. Whether every tensor fits is `names.match`'s question.
     """
     check_architecture(config)
+    check_decoder(shapes, config)
     given = given or {}
     values = config_fields(config, given)[0] | dict(given)
     bare = {plain(name): shape for name, shape in shapes.items()}
@@ -100,6 +102,21 @@ def check_architecture(config: Section) -> None:
             "not a DFlash draft", found=f"architectures {names}", where=f"{config.where}: architectures",
             expected="DFlashDraftModel, DFlash2DraftModel or a relative",
             fix="point at the draft's folder, and at the target's with --target",
+        )  # fmt: skip
+
+
+GEMMA = ("layer_scalar", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+"""Parts of a layer that only a Gemma 4 decoder has."""
+
+
+def check_decoder(shapes: Mapping[str, tuple[int, ...]], config: Section) -> None:
+    """Refuse the decoder of Gemma 4 (its DSpark draft): it computes what DraftSpec has no words for."""
+    found = [name for name in shapes if any(part in name for part in GEMMA)]
+    if found:
+        raise InputError(
+            "a Gemma 4 decoder is not converted", found=shorten(found), where=config.where,
+            expected="two norms a layer, keys and values of their own, no layer scalars, attention scaled by its head's size",
+            fix="llama.cpp's own converter knows Gemma4DSparkModel",
         )  # fmt: skip
 
 

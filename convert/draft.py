@@ -14,12 +14,14 @@ from typing import Any
 from .beside import MaskEmbedding, check_mask_embedding
 from .canonical import TargetFacts
 from .checkpoint import Checkpoint, open_checkpoint
+from .confidence import is_head, widened
 from .dialects import spec_from_config
 from .errors import InputError
 from .fields import Field
 from .ggml import FLOATS
 from .gguf import GgufFile, read_gguf
 from .gguf_dialects import field_sources, read_spec, spelling, torch_shapes
+from .laguna import is_laguna, unstacked
 from .names import ANY, Match, generic, lookup, match
 from .places import config_fields
 from .plan import Span, source_type
@@ -37,7 +39,7 @@ class Draft:
 
     path: Path
     dialect: str
-    """`hf`, or the spelling of a GGUF: `gguf`, `lucebox`, `ik`, `any` for a mixture."""
+    """`hf`, or the spelling of a GGUF: `gguf`, `lucebox`, `ik`, `any` for a mixture, `laguna` for Poolside's variant of llama.cpp's."""
     spec: DraftSpec
     matches: tuple[Match, ...]
     spans: Mapping[str, Span]
@@ -86,10 +88,13 @@ def draft_from_checkpoint(checkpoint: Checkpoint, given: Mapping[str, Any]) -> D
     """The draft of an opened checkpoint."""
     values, sources = config_fields(checkpoint.config, given)
     spec = spec_from_config(checkpoint.config, checkpoint.shapes, given)
-    matches = match(spec, checkpoint.shapes, "hf", checkpoint.path)
+    head = {n: span_of(t) for n, t in checkpoint.tensors.items() if is_head(n, "hf")}
+    head = widened(spec, head, "hf", values["confidence_sees_markov"])
+    shapes = checkpoint.shapes | {name: span.shape for name, span in head.items()}
+    matches = match(spec, shapes, "hf", checkpoint.path)
     check_mask_embedding(checkpoint.mask_embedding, spec)
     used = {m.source for m in matches}
-    spans = {name: span_of(t) for name, t in checkpoint.tensors.items() if name in used}
+    spans = {name: span_of(t) for name, t in checkpoint.tensors.items() if name in used} | head
     if values["neox"] is False:
         spans |= {
             m.source: deinterleaved(spans[m.source], spec)
@@ -137,6 +142,7 @@ def draft_from_gguf(
     file: GgufFile, given: Mapping[str, Any], config: Path | None = None, fc: str = ""
 ) -> Draft:
     """The draft of an opened GGUF, in any dialect or a mixture of their names."""
+    file = unstacked(file)
     column = spelling(file)
     if any(generic(name)[0] not in lookup(column) for name in file.tensors):
         column = ANY
@@ -154,8 +160,10 @@ def draft_from_gguf(
         spec = spec_from_config(section, checkpoint_shapes(shapes, column), given)
         places = config_fields(section, given)[1]
         sources = {k: v if v == "option" else f"{config.name}: {v}" for k, v in places.items() if v}
+    spans = widened(spec, spans, column)
+    shapes = {name: span.shape for name, span in spans.items()}
     return Draft(
-        file.path, column, spec, tuple(match(spec, shapes, column, file.path)), spans, sources,
+        file.path, "laguna" if is_laguna(file) else column, spec, tuple(match(spec, shapes, column, file.path)), spans, sources,
         tokenizer_fields(file.fields, file.path), facts_of(file),
         ({"name": file.path.name, "bytes": file.size, "header_sha256": file.header_sha256},),
         file,

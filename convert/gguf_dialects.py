@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .causality import causal_layers, causality
 from .errors import InputError
 from .fields import Questions
 from .gguf import GgufFile
 from .heads import head_fields, variant_of
+from .laguna import is_laguna
 from .names import GGUF_DIALECTS, generic, lookup, match, shorten
 from .spec import Conv, DraftSpec, RopeScaling, Selector, from_upstream_layers
 from .spelling import READERS, spellings
@@ -135,7 +137,7 @@ def read_spec(file: GgufFile, given: Mapping[str, Any], column: str = "") -> Dra
         sliding_layers=sliding,
         causal_layers=causality(given["causality"], sliding)
         if "causality" in given
-        else causal_layers(found, sliding),
+        else causal_layers(found, sliding, laguna=is_laguna(file)),
         conv=part(found, "conv", Conv, file),
         selector=part(found, "selector", Selector, file),
         rope_scaling=rope_scaling(found, file),
@@ -252,22 +254,6 @@ def sliding_layers(found: Mapping[str, Any], file: GgufFile) -> tuple[bool, ...]
     if pattern is None and window:
         need(found, "sliding_layers", file)
     return tuple(pattern) if pattern is not None else (False,) * min(layers, 4096)
-
-
-def causal_layers(found: Mapping[str, Any], sliding: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Causality by layer: the pattern, else the global flag, else the reference's rule for a config that is silent.
-
-    Converters write the flag only if the config declares it, so its absence means what the config's absence means:
-    sliding layers are causal, full ones see the whole block.
-    """
-    if found["causal_layers"] is not None:
-        return tuple(found["causal_layers"])
-    return sliding if found["causal"] is None else (found["causal"],) * len(sliding)
-
-
-def causality(word: str, sliding: tuple[bool, ...]) -> tuple[bool, ...]:
-    """The causal layers that `none`, `all` or `sliding` means."""
-    return sliding if word == "sliding" else (word == "all",) * len(sliding)
 
 
 def part(found: Mapping[str, Any], name: str, kind: type[Any], file: GgufFile) -> Any:

@@ -51,6 +51,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "domino.emb_dim": ("integer", ("dflash_config.emb_dim", "emb_dim", "logits_correction_emb_dim")),
     "domino.pure_draft_prefix_len": ("integer", ("dflash_config.pure_draft_prefix_len", "pure_draft_prefix_len")),
     "confidence": ("flag", ("enable_confidence_head", "use_confidence_head", "dflash_config.use_confidence_head")),
+    "confidence_sees_markov": ("flag", ("confidence_head_with_markov", "dflash_config.confidence_head_with_markov")),
     "hidden_act": ("text", ("hidden_act",)),
     "conv.kernel_size": ("integer", ("dflash_config.conv_kernel_size", "conv_kernel_size")),
     "conv.group_size": ("integer", ("dflash_config.conv_group_size", "conv_group_size")),

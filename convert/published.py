@@ -16,9 +16,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from .causality import causality
 from .checks import VARIANTS
 from .errors import InputError, UsageError, one_line
-from .gguf_dialects import causality
 from .spec import DraftSpec
 
 GEOMETRY = (

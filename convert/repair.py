@@ -65,6 +65,8 @@ def dialect_of(draft: Draft | None) -> str:
     column = READERS[draft.gguf.architecture]
     if draft.dialect in ("lucebox", "ik") and column != "gguf":
         column = draft.dialect
+    if draft.dialect == "laguna":  # the canonical dialect has no gates
+        column = "ik"
     return next(name for name, c in DIALECTS.items() if c == column)
 
 

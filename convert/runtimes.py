@@ -146,6 +146,8 @@ def ik(draft: Draft, file: GgufFile) -> Verdict:
 def ours(draft: Draft, file: GgufFile) -> Verdict:
     """dflash-validate."""
     faults, limits = [], []
+    if draft.dialect == "laguna":
+        faults.append("a Laguna decoder, with gates and norms of the captured states")
     if draft.dialect == "any":
         faults.append("names of several dialects are mixed")
     if draft.spec.variant not in ("dflash1", "dflash2"):

@@ -14,12 +14,12 @@ import tiny
 import trained_pair
 from click.testing import CliRunner, Result
 from dflash_gguf.convert import fields as f
+from dflash_gguf.convert.causality import causality
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
 from dflash_gguf.convert.errors import InputError, UsageError
 from dflash_gguf.convert.ggml import BY_NAME
 from dflash_gguf.convert.gguf import read_gguf
-from dflash_gguf.convert.gguf_dialects import causality
 from dflash_gguf.convert.gguf_writer import GgufOutput
 from dflash_gguf.convert.inspect_cli import main as inspect_main
 from dflash_gguf.convert.pairing import checks

@@ -12,7 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("convert", "quantize", "runtime")
 PURE = {
-    "convert": {"spec", "checks", "dialects", "heads", "matrices", "names", "plan", "rearrange"},
+    "convert": {
+        "spec",
+        "checks",
+        "causality",
+        "dialects",
+        "heads",
+        "matrices",
+        "names",
+        "plan",
+        "rearrange",
+    },
     "quantize": {"qtypes", "policy", "metrics", "search", "frontier", "found"},
     "runtime": {"record", "gate"},
 }

@@ -18,7 +18,10 @@ from click.testing import CliRunner
 from dflash_gguf.convert import fields as f
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.draft import read_draft
+from dflash_gguf.convert.ggml import F32
 from dflash_gguf.convert.gguf import read_gguf
+from dflash_gguf.convert.gguf_writer import GgufOutput
+from dflash_gguf.convert.inspect_cli import main as inspect_main
 from dflash_gguf.quantize import stream
 from dflash_gguf.quantize.cli import main as quantize_main
 from heads import (
@@ -315,6 +318,136 @@ def test_laguna_goes_into_the_dialects_that_carry_it(tmp_path: Path, target: Pat
         assert (True, True) == read_draft(out).spec.causal_layers
 
 
+def u32s(values: list[int]) -> f.Field:
+    """An array of 32-bit unsigned integers."""
+    return f.Field(f.ARRAY, np.asarray(values, np.uint32), f.U32)
+
+
+def poolside(lucebox: Path, output: Path, *drop: str, rows: int = 2, **more: f.Field) -> Path:
+    """A Laguna draft's Lucebox file in Poolside's words: llama.cpp's architecture and names, shifted uint32 ids, stacked norms."""
+    file, raw = read_gguf(lucebox), values_of(lucebox)
+    a, tokens = file.architecture, {k: v for k, v in tiny.target_fields().items() if k.startswith("tokenizer.")}  # fmt: skip
+    fields = {"general.architecture": f.text("dflash"), "dflash.decoder_arch": f.text("laguna")} | tokens | {
+        "dflash.block_size": f.u32(4), "dflash.target_layers": u32s([1, 3]), "tokenizer.ggml.mask_token_id": f.u32(tiny.MASK),
+    }  # fmt: skip
+    for key, field in file.fields.items():
+        if key.startswith(f"{a}.") and ".dflash." not in key and "causal" not in key:
+            fields[f"dflash.{key.removeprefix(f'{a}.')}"] = field
+    fields = {k: v for k, v in (fields | {"dflash.attention.causal": f.boolean(True)} | more).items() if k not in drop}  # fmt: skip
+    names = {"dflash.fc.weight": "fc.weight", "dflash.hidden_norm.weight": "enc.output_norm.weight"}
+    tensors = {
+        names.get(t.name, t.name): (t.type, t.shape, raw[t.name])
+        for t in file.tensors.values()
+        if "aux_hidden_norm" not in t.name
+    }
+    norms = [raw[f"dflash.aux_hidden_norm.{i % 2}.weight"] for i in range(rows)]
+    tensors["enc.aux_norm.weight"] = (F32, (tiny.H, rows), b"".join(norms))
+    with GgufOutput(output, fields, [(n, k, shape) for n, (k, shape, _) in tensors.items()]) as writer:  # fmt: skip
+        for name, (_, _, data) in tensors.items():
+            writer.write(name, data)
+    return output
+
+
+@pytest.fixture
+def laguna_files(tmp_path: Path, target: Path) -> dict[str, Path]:
+    """One Laguna draft as the checkpoint gives it in both dialects that carry it."""
+    config, tensors = laguna()
+    source = tiny.write_draft(tmp_path / "laguna", config=config, tensors=tensors)
+    return {
+        d: convert(source, tmp_path / f"plain-{d}.gguf", "--target", target, "--dialect", d)
+        for d in ("ik", "lucebox")
+    }
+
+
+@pytest.mark.parametrize("drop", [(), ("dflash.attention.causal",)], ids=["flag", "no flag"])
+def test_poolsides_gguf_is_the_draft_of_its_checkpoint(
+    tmp_path: Path, target: Path, laguna_files: dict[str, Path], drop: tuple[str, ...]
+) -> None:
+    """Norms unstacked, ids shifted back, causal with or without the flag: the checkpoint's bytes in both dialects; llama.cpp's is refused."""
+    source = poolside(laguna_files["lucebox"], tmp_path / "poolside.gguf", *drop)
+    for dialect, plain in laguna_files.items():
+        out = tmp_path / f"{dialect}.gguf"
+        convert(source, out, "--target", target, "--dialect", dialect)
+        assert plain.read_bytes() == out.read_bytes()
+    message = refused(main, source, tmp_path / "o.gguf", "--target", target)
+    assert "--dialect lucebox or ik" in message
+    shown = CliRunner().invoke(inspect_main, [str(source)])
+    assert "Poolside's variant" in shown.output
+
+
+def test_another_decoder_is_refused_by_name(
+    tmp_path: Path, target: Path, laguna_files: dict[str, Path]
+) -> None:
+    """A decoder_arch that nobody described may compute anything."""
+    source = poolside(
+        laguna_files["lucebox"], tmp_path / "p.gguf", **{"dflash.decoder_arch": f.text("falcon")}
+    )  # fmt: skip
+    assert "falcon" in refused(main, source, tmp_path / "o.gguf", "--target", target)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_stack_of_another_height_is_refused(
+    tmp_path: Path, target: Path, laguna_files: dict[str, Path], rows: int
+) -> None:
+    """One norm too few or too many for the captured layers, named."""
+    source = poolside(laguna_files["lucebox"], tmp_path / "p.gguf", rows=rows)
+    message = refused(main, source, tmp_path / "o.gguf", "--target", target, "--dialect", "ik")
+    assert f"aux_hidden_norm.{rows if rows == 1 else 2}.weight" in message
+
+
+@pytest.mark.parametrize("said", [None, False])
+def test_confidence_head_without_markov_embedding_is_padded_with_zeros(
+    tmp_path: Path, target: Path, said: bool | None
+) -> None:
+    """The same bytes as a head of full width whose last columns are zero; so from a checkpoint as from a GGUF."""
+    wide = dict(DSPARK)
+    name = "confidence_head.proj.weight"
+    wide[name] = ("BF16", np.concatenate([DSPARK[name][1][:, : tiny.H], np.zeros((1, RANK), np.uint16)], 1))  # fmt: skip
+    narrow = wide | {name: ("BF16", wide[name][1][:, : tiny.H])}
+    config = specforge(**({} if said is None else {"confidence_head_with_markov": said}))
+    a = tiny.write_draft(tmp_path / "a", config=specforge(), tensors=wide)
+    b = tiny.write_draft(tmp_path / "b", config=config, tensors=narrow)
+    one = convert(a, tmp_path / "a.gguf", "--target", target)
+    assert one.read_bytes() == convert(b, tmp_path / "b.gguf", "--target", target).read_bytes()
+
+    file, raw = read_gguf(one), values_of(one)
+    table = [(t.name, t.type, (tiny.H, 1) if t.name == "conf_proj.weight" else t.shape) for t in file.tensors.values()]  # fmt: skip
+    with GgufOutput(tmp_path / "narrow.gguf", file.fields, table) as writer:
+        for t in file.tensors.values():
+            cut = 2 * tiny.H if t.name == "conf_proj.weight" else None
+            writer.write(t.name, raw[t.name][:cut])
+    again = convert(tmp_path / "narrow.gguf", tmp_path / "c.gguf", "--target", target)
+    assert one.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_confidence_head_of_the_width_that_the_config_denies_is_refused(
+    tmp_path: Path, target: Path, sees: bool
+) -> None:
+    """Narrow where the config says it sees the embedding, wide where it says it does not."""
+    tensors = DSPARK | {"confidence_head.proj.weight": random(3, 1, tiny.H + (0 if sees else RANK))}
+    source = tiny.write_draft(
+        tmp_path / "d", config=specforge(confidence_head_with_markov=sees), tensors=tensors
+    )
+    message = refused(main, source, tmp_path / "o.gguf", "--target", target)
+    assert "confidence_head_with_markov" in message
+
+
+def test_gemma_4_decoder_is_refused_by_its_tensors(tmp_path: Path, target: Path) -> None:
+    """DeepSeek's Gemma4DSparkModel: four norms and a scalar a layer, no values of their own, and no plain RoPE base in its config."""
+    tensors = {n: t for n, t in DSPARK.items() if "v_proj" not in n} | {
+        f"layers.{i}.{name}": random(7, *shape)
+        for i in range(2)
+        for name, shape in (("layer_scalar", (1,)), ("pre_feedforward_layernorm.weight", (tiny.H,)), ("post_feedforward_layernorm.weight", (tiny.H,)))
+    }  # fmt: skip
+    config = flat(architectures=["Gemma4DSparkModel"], attention_k_eq_v=True, rope_theta=None,
+                  rope_parameters={"full_attention": {"rope_type": "proportional", "rope_theta": 1e6}})  # fmt: skip
+    source = tiny.write_draft(tmp_path / "d", config=config, tensors=tensors)
+    message = refused(main, source, tmp_path / "o.gguf", "--target", target)
+    assert "Gemma 4 decoder" in message
+    assert "layers.0.layer_scalar" in message
+
+
 def test_fused_rows_must_fit_the_heads(tmp_path: Path, target: Path) -> None:
     """A qkv_proj of another height is refused by name."""
     config, tensors = laguna()
@@ -440,7 +573,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], Tensors]] = [
     ("half a Domino head", "are missing", domino(), {k: v for k, v in DOMINO.items() if "embed_proj.2" not in k}),
     ("gated Markov head announced", "contradicts the tensors", flat(markov_head_type="gated"), DSPARK),
     ("Markov head of a kind to come", "contradicts the tensors", flat(markov_head_type="fir"), DSPARK),
-    ("Gemma 4 DSpark without v_proj", "do not belong", flat(architectures=["Gemma4DSparkModel"], attention_k_eq_v=True), {
+    ("Gemma 4 DSpark without v_proj", "a Gemma 4 decoder is not converted", flat(architectures=["Gemma4DSparkModel"], attention_k_eq_v=True), {
         k: v for k, v in DSPARK.items() if "v_proj" not in k} | {"layers.0.post_feedforward_layernorm.weight": random(1, tiny.H)}),
     ("confidence head announced", "that the tensors lack", flat(enable_confidence_head=True), V1),
     ("gated q_proj", "shape contradicts", tiny.draft_config(), V1 | {"layers.0.self_attn.q_proj.weight": random(1, 128, tiny.H)}),
