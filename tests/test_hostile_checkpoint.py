@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import struct
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from dflash_gguf.convert.cli import main
 from dflash_gguf.convert.errors import InputError
 from dflash_gguf.convert.safetensors import MAX_HEADER, read_safetensors
-from dflash_gguf.convert.strict_json import MAX_CONFIG, read_json
+from dflash_gguf.convert.strict_json import MAX_CONFIG, parse_json, read_json
 from hostile import gguf, refused, refused_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -517,3 +518,17 @@ def test_strict_json_reads_what_json_writes(
     path.write_text(json.dumps({"v": value}))
 
     assert {"v": value} == read_json(path)
+
+
+@pytest.mark.parametrize("raw", [b'{"a": 1}', b'{"a": '], ids=["sound", "cut"])
+@pytest.mark.parametrize("collecting", [True, False])
+def test_reading_json_leaves_the_collector_as_it_was(raw: bytes, collecting: bool) -> None:
+    """It is switched off while parsing: back on only where it was on, after a refusal too."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if collecting else gc.disable)()
+        with suppress(InputError):
+            parse_json(raw, "x")
+        assert collecting == gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()
