@@ -22,7 +22,7 @@ COVERED = tests/test_gguf.py tests/test_hostile_gguf.py tests/test_hostile_check
           tests/test_convert.py tests/test_outtypes.py tests/test_layouts.py tests/test_dialects.py tests/test_beside.py tests/test_fuzz.py
 
 test: build lint native coverage
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COVERED))
+	$(BIN)/python -m pytest -rs $(addprefix --ignore=,$(COVERED))
 
 lint: setup
 	$(BIN)/ruff check .

@@ -35,9 +35,10 @@ def find_llama_quantize() -> Path:
     folder = os.environ.get("DFLASH_PEER_BUILD")
     if not folder:
         raise NoPeer("set LLAMA_QUANTIZE, or DFLASH_PEER_BUILD to build it")
-    binary = Path(folder) / "build" / "bin" / "llama-quantize"
+    place = Path(folder).resolve()
+    binary = place / "build" / "bin" / "llama-quantize"
     if not binary.exists():
-        build(fetch(Path(folder)), Path(folder) / "build")
+        build(fetch(place), place / "build")
     return binary
 
 
