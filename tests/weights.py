@@ -9,10 +9,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def rows(seed: int, n: int, cols: int = 512) -> Floats:
-    """Rows of fifteen kinds in turn: what trained weights look like, and what breaks searches."""
+    """Rows of sixteen kinds in turn: what trained weights look like, and what breaks searches."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n, cols)) * np.exp2(rng.integers(-8, 4, (n, 1)))
-    kind = np.arange(n) % 15
+    kind = np.arange(n) % 16
     some = x[kind == 0].shape
     x[kind == 1] = rng.standard_t(2, x[kind == 1].shape)
     x[kind == 2] *= rng.random(x[kind == 2].shape) < 0.05
@@ -34,6 +34,8 @@ def rows(seed: int, n: int, cols: int = 512) -> Floats:
     )  # of Q8_0, whose steps are 1
     ties[:, ::32] = 127
     x[kind == 14] = (ties * np.exp2(rng.integers(-9, 3, (some[0], 1))))[: (kind == 14).sum()]
+    constant = rng.choice([-1.0, 1.0], (some[0], 1)) * 10.0 ** rng.uniform(-44, 37, (some[0], 1))
+    x[kind == 15] = np.broadcast_to(constant, some)[: (kind == 15).sum()]
     with np.errstate(under="ignore"):
         x[kind == 9] *= 10.0 ** rng.uniform(-44, -8, ((kind == 9).sum(), 1))
         return np.ascontiguousarray(x, np.float32)

@@ -223,6 +223,7 @@ INLINE void fit_minimum(int n, struct kq_grid grid, const struct tile *t, struct
     for (int k = 0; k < PAIR; k++) {
         found[k].scale = pick(flat[k], zero(), scale[k]);
         found[k].low = pick(flat[k], low_of_flat[k], low[k]);
+        found[k].inverse = pick(flat[k], zero(), found[k].inverse); /* all codes 0, also where low + 1 was low */
         found[k].redo = but_not(found[k].redo, flat[k]);
     }
 }

@@ -74,7 +74,7 @@ INLINE void fit_all_descents(const float *x, size_t count, float *S) {
     uint16_t all[KQ_PIECE / 16], restless[KQ_PIECE / 16], unused[KQ_PIECE / 16];
     for (size_t s = 0; s < count; s++) all[s] = (uint16_t)s;
     size_t left = fit_descents(TILES, 1, x, all, count, S, restless);
-    fit_descents(TILES / 2, 5, x, restless, left, S, unused);
+    fit_descents(TILES, 5, x, restless, left, S, unused);
 }
 
 void KQ_LANE_NAME(kq_encode_q3_k)(const float *restrict x, const float *restrict importance, float row_sigma2, size_t n_blocks,
