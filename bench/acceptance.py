@@ -1,10 +1,10 @@
 r"""Every scheme on both drafts of the example pair: size, acceptance and mean length by domain, verdict.
 
     python bench/acceptance.py --work DIR --json bench/results/acceptance.json
-    python bench/acceptance_plot.py bench/results/acceptance.json docs/img/acceptance.svg
+    python bench/acceptance_plot.py bench/results/acceptance.json docs/img/acceptance.png
 
 The schemes are those of quantize/schemes.toml and the files in bench/schemes/ (one whose name starts with `v1-` or
-`v2-` is for that draft alone). K-quants run twice: without and with an importance matrix, which is collected on the prompts
+`v2-` is for that draft alone). Most run twice: without and with an importance matrix, which is collected on the prompts
 of `pair-calibration`; what is measured is measured on the prompts of `pair`. Every file is judged against the
 recorded reference of its draft.
 """
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "examples" / "pair"
 TARGET = PAIR / "Pair-Target-BF16.gguf"
 DRAFTS = ("v1", "v2")
-WHOLE = {"q8_0", "q4-mix"}
-"""Packaged schemes whose types have no search, or where importance is not measured."""
+UNWEIGHTED = {"q8_0", "lucebox-q4"}
+"""Q8_0 has no search, and Lucebox takes no importance matrix."""
 
 
 def ask(program: str, *words: object) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def rows(draft: str, work: Path) -> list[dict[str, Any]]:
     found = [row(draft, "bf16", source, imatrix=False)]
     for name, scheme in schemes(draft).items():
         for weighted in (False, True):
-            if weighted and name in WHOLE:
+            if weighted and name in UNWEIGHTED:
                 continue
             out = work / f"{draft}-{name}{'-imatrix' if weighted else ''}.gguf"
             importance = ["--imatrix", imatrix] if weighted else []

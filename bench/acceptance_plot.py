@@ -1,6 +1,6 @@
 """The figures of bench/acceptance.py as a picture and as the table of docs/quantize.md.
 
-    python bench/acceptance_plot.py bench/results/acceptance.json docs/img/acceptance.svg
+    python bench/acceptance_plot.py bench/results/acceptance.json docs/img/acceptance.png
 
 Needs matplotlib (the extra `bench`). The table goes to stdout.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("svg")
+matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 
@@ -31,8 +31,8 @@ def recipe(scheme: str) -> str:
     return next((name for name, known in RECIPES.items() if scheme in known), "ours")
 
 
-def panel(axes: Any, found: list[dict[str, Any]], value: Any, *, label: bool) -> None:
-    """One draft and one figure against size; the dashed line is the BF16 file."""
+def panel(axes: Any, found: list[dict[str, Any]], value: Any) -> None:
+    """One draft and one figure against size; the dashed line is the BF16 file, the upper axis names the schemes."""
     axes.axhline(value(found[0]), color="0.5", linewidth=0.8, linestyle="--", zorder=1)
     for r in found[1:]:
         colour = COLOURS[recipe(r["scheme"])]
@@ -40,28 +40,24 @@ def panel(axes: Any, found: list[dict[str, Any]], value: Any, *, label: bool) ->
             r["bytes"] / 2**20, value(r), marker="^" if r["imatrix"] else "o", markersize=5,
             markerfacecolor=colour if r["verdict"] == "pass" else "white", markeredgecolor=colour, linestyle="none", zorder=2,
         )  # fmt: skip
-        if label and not r["imatrix"]:
-            axes.annotate(
-                r["scheme"], (r["bytes"] / 2**20, value(r)), xytext=(3, 4), textcoords="offset points", fontsize=6
-            )  # fmt: skip
+    sizes = {r["scheme"]: r["bytes"] / 2**20 for r in found[1:]}
     axes.grid(visible=True, linewidth=0.3)
     axes.tick_params(labelsize=7)
+    names = axes.secondary_xaxis("top")
+    names.set_xticks(list(sizes.values()), list(sizes), rotation=90, fontsize=6)
 
 
 def picture(found: list[dict[str, Any]], out: Path) -> None:
-    """One row of panels a draft: the acceptance rate, then mean accepted length by domain."""
+    """Two lines of panels a draft: acceptance rate, mean accepted length, the same by domain."""
     domains = sorted(found[0]["domains"])
-    columns = {"acceptance rate": lambda r: r["rate"], "mean length, all": lambda r: r["mean"]} | {
+    figures = {"acceptance rate": lambda r: r["rate"], "mean length, all": lambda r: r["mean"]} | {
         f"mean length, {d}": lambda r, d=d: r["domains"][d] for d in domains
     }
-    matplotlib.rcParams["svg.hashsalt"] = "acceptance"
-    figure, grid = plt.subplots(len(TITLES), len(columns), figsize=(3 * len(columns), 6.2))
-    for line, (draft, title) in zip(grid, TITLES.items(), strict=True):
-        own = [r for r in found if r["draft"] == draft]
-        for axes, (name, value) in zip(line, columns.items(), strict=True):
-            panel(axes, own, value, label=name == "mean length, all")
-            axes.set_title(f"{title}: {name}", fontsize=8)
-            axes.set_xlabel("MiB", fontsize=7)
+    figure, grid = plt.subplots(len(figures) * len(TITLES) // 3, 3, figsize=(11, 13))
+    panels = [(draft, name) for draft in TITLES for name in figures]
+    for axes, (draft, name) in zip(grid.flat, panels, strict=True):
+        panel(axes, [r for r in found if r["draft"] == draft], figures[name])
+        axes.set_xlabel(f"{TITLES[draft]}: {name}, by size in MiB", fontsize=8)
     marks = [Line2D([], [], marker="o", linestyle="none", color=c, label=n) for n, c in COLOURS.items()]  # fmt: skip
     marks += [
         Line2D([], [], marker="^", linestyle="none", color="0.4", label="with importance matrix"),
@@ -69,8 +65,8 @@ def picture(found: list[dict[str, Any]], out: Path) -> None:
         Line2D([], [], color="0.5", linestyle="--", label="BF16"),
     ]  # fmt: skip
     figure.legend(handles=marks, loc="lower center", ncols=len(marks), fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.savefig(out, metadata={"Date": None, "Creator": None})
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.savefig(out, dpi=100, metadata={"Software": None})
 
 
 def table(found: list[dict[str, Any]]) -> str:
