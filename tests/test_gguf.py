@@ -120,8 +120,8 @@ def test_layout_round_trips(
     assert layout.size == file.size
 
 
-def test_big_vocabulary_is_read_in_well_under_a_second(tmp_path: Path) -> None:
-    """A 248,320-token vocabulary with as many merges is read within a second on a busy machine."""
+def test_big_vocabulary_is_read_in_linear_time(tmp_path: Path) -> None:
+    """248,320 tokens with as many merges: half a second of CPU, a few under coverage, minutes were it quadratic."""
     import time
 
     tokens = [f"tok{i}" for i in range(248_320)]
@@ -133,7 +133,7 @@ def test_big_vocabulary_is_read_in_well_under_a_second(tmp_path: Path) -> None:
     start = time.process_time()
     file = read_gguf(path)
 
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 10
     assert tokens == file.kv["tokenizer.ggml.tokens"]
 
 
