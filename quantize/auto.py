@@ -8,6 +8,7 @@ from typing import Any
 from ..convert.console import progress_bar
 from ..convert.conversion import manifest_path
 from ..convert.errors import UsageError, VerdictError
+from ..convert.weights import damaged
 from . import found
 from .imatrix import Imatrix
 from .quantization import match_importance, plan_quantization
@@ -54,7 +55,14 @@ def search(
     from . import replayed  # the runtime, which nothing else here needs
 
     quiet = given["quiet"]
+    if source.is_dir():
+        raise UsageError(
+            "a search runs the draft, so it has to be canonical", found="a checkpoint", where=source,
+            expected="a canonical GGUF", fix="dflash-convert it first",
+        )  # fmt: skip
     draft = open_source(source, None, given["revision"], given["subfolder"], quiet=quiet)
+    for damage in damaged(t.source for t in draft.tensors):
+        raise damage.error()
     whole = plan_quantization(draft, packaged()["q8_0"])
     importance = match_importance(whole, imatrix.importance(), imatrix.where) if imatrix else {}
     request = replayed.Request(
@@ -71,6 +79,7 @@ def search(
         )
     refuse_unreached(plan.goal, outcome, source_of(plan.groups))
     asked = {name: given[name] for name in SEARCHING if given[name]}
+    asked["prompts"] = Path(given["prompts"]).name  # a manifest has no paths
     scheme = found.scheme_of(plan.groups, outcome.assignment)
     body = found.outcome_json(plan, outcome)
     texts = (

@@ -160,9 +160,10 @@ def quantize(source: Path | None, output: Path | None, given: dict[str, Any]) ->
     if output.suffix != ".gguf":
         raise UsageError("the output is not named .gguf", found=output.name, expected="OUT.gguf")
     searched = auto.is_asked_for(given)
-    inputs = [p for p in (source, given["target"], *given["imatrices"]) if p]
+    prompts = Path(given["prompts"]) if given["prompts"] else None
+    inputs = [p for p in (source, given["target"], prompts, *given["imatrices"]) if p]
     if not given["dry_run"]:
-        for path in (output, *(auto.beside(output) if searched else ())):
+        for path in (output, manifest_path(output), *(auto.beside(output) if searched else ())):
             check_output(path, overwrite=given["overwrite"], inputs=inputs)
     imatrix = read_imatrices(given["imatrices"])
     if searched:

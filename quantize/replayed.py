@@ -63,7 +63,12 @@ def size(text: str, whole: int) -> int:
         raise UsageError(
             "not a size", found=text, where="--max-size", expected="such as 40%, 800KB or 1.5GiB"
         )
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    nbytes = float(found[1]) * UNITS[found[2].upper()]
+    if not nbytes < 2**63:
+        raise UsageError(
+            "not a size", found=text[:40], where="--max-size", expected="below 2^63 bytes"
+        )
+    return int(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +129,11 @@ class Replayed:
     def loss(self, base: Replays, other: Replays) -> Loss:
         """Of the expected accepted length, paired by text; where all positions were looked at, no less than the loop's."""
         found = loss(base, other, expected_length)
-        counted = loss(base, other, loop_length).value if self.every == 1 else found.value
         if not math.isfinite(found.value + found.error):
             raise NotComparableError("the draft was never run", expected="prompts that the target answers at length")  # fmt: skip
-        return Loss(max(found.value, counted), found.error)
+        counted = loss(base, other, loop_length) if self.every == 1 else found
+        larger = counted if counted.value > found.value else found
+        return Loss(larger.value, larger.error)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ def parse_file(text: str, where: str) -> Scheme:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError("the scheme file is not TOML", found=error, where=where) from error
+    except RecursionError:
+        raise InputError("the scheme file is nested too deeply", where=where) from None
     if "default" in tables:
         return parse_scheme("custom", tables, where)
     if len(tables) != 1:

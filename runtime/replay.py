@@ -2,7 +2,7 @@
 
 Greedy speculation is lossless, so the text does not depend on the draft. It is recorded once, with the states that
 drafts read; then any draft for this target, or this draft with other weights, says at any position what it would
-have drafted. With an anchor at every position each text gives the rounds of the real loop, exactly, and about five
+have drafted. With an anchor at every position each text gives the rounds of the real loop, exactly, and about three
 times as many samples beside them.
 """
 

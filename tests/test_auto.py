@@ -140,3 +140,81 @@ def test_a_scheme_file_reads_back_as_the_scheme(groups: list[Group], data: st.Da
     for group, i in zip(groups, assignment, strict=True):
         rule = next((r for r in read.rules if group.name in r.match), None)
         assert group.choices[i].type == (rule.type if rule else read.default)
+
+
+def test_prompts_are_an_input_that_no_output_replaces(tmp_path: Path) -> None:
+    """A prompt file with the log's name is refused even with --overwrite, and keeps its bytes."""
+    prompts = tmp_path / "q.search.json"
+    before = prompt_file(tmp_path).read_bytes()
+    prompts.write_bytes(before)
+    result = run(
+        draft_gguf("v2"), tmp_path / "q.gguf", "--scheme", "auto", "--target", TARGET, "--prompts", prompts,
+        "--max-size", "60%", "--overwrite",
+    )  # fmt: skip
+
+    assert 2 == result.exit_code, result.output
+    assert before == prompts.read_bytes()
+
+
+def test_nothing_that_was_found_names_a_folder(searched: Path) -> None:
+    """Manifest and log have the prompts' file name alone, so that they are the same wherever the prompts lie."""
+    for name in ("q.manifest.json", "q.search.json", "q.scheme.toml"):
+        assert str(searched) not in (searched / name).read_text()
+
+
+def test_a_manifest_in_the_way_is_told_before_the_search(tmp_path: Path) -> None:
+    """No measurement is made for an output that cannot be written."""
+    (tmp_path / "q.manifest.json").write_text("{}")
+    result = search(tmp_path, tmp_path / "q.gguf", "--max-size", "60%", "--dry-run", "--json")
+    assert 0 == result.exit_code  # a dry run writes nothing
+    result = search(tmp_path, tmp_path / "q.gguf", "--max-size", "bad", "--json")
+
+    assert 2 == result.exit_code
+    assert "exists already" in result.stdout  # and not that the size is no size
+
+
+def test_a_checkpoint_is_to_be_converted_first(tmp_path: Path) -> None:
+    """The search runs the draft; the fix names the command, not an option that was given."""
+    folder = Path(__file__).parent.parent / "examples" / "pair" / "draft-v1"
+    result = run(
+        folder, tmp_path / "q.gguf", "--scheme", "auto", "--target", TARGET, "--prompts", prompt_file(tmp_path),
+        "--max-size", "60%",
+    )  # fmt: skip
+
+    assert 2 == result.exit_code
+    assert "dflash-convert it first" in result.output
+
+
+def test_a_size_beyond_every_number_is_refused(tmp_path: Path) -> None:
+    """As a size, not as a fault of ours."""
+    result = search(tmp_path, tmp_path / "q.gguf", "--max-size", "9" * 400 + "KB")
+
+    assert 2 == result.exit_code, result.output
+
+
+@pytest.mark.parametrize("name", ["blk.1.ffn_down.weight", "blk.1.ffn_norm.weight"])
+def test_a_weight_that_is_not_finite_is_named_before_anything_runs(
+    tmp_path: Path, name: str
+) -> None:
+    """In a matrix or in a norm: exit 3 and the tensor's name, and not a verdict on the prompts."""
+    source = tmp_path / "nan.gguf"
+    raw = bytearray(draft_gguf("v2").read_bytes())
+    info = read_gguf(draft_gguf("v2")).tensors[name]
+    raw[info.offset : info.offset + 4] = b"\xff" * 4  # a NaN in F32, two in BF16
+    source.write_bytes(raw)
+    result = run(
+        source, tmp_path / "q.gguf", "--scheme", "auto", "--target", TARGET, "--prompts", prompt_file(tmp_path),
+        "--max-size", "60%",
+    )  # fmt: skip
+
+    assert 3 == result.exit_code, result.output
+    assert name in result.output
+
+
+def test_a_deeply_nested_scheme_file_is_refused(tmp_path: Path) -> None:
+    """Exit 3, not a recursion error."""
+    scheme = tmp_path / "deep.toml"
+    scheme.write_text("x=" + "[" * 5000)
+    result = run(draft_gguf("v2"), tmp_path / "q.gguf", "--scheme", scheme, "--dry-run")
+
+    assert 3 == result.exit_code, result.output

