@@ -85,6 +85,8 @@ def main() -> None:
         f"source {size:,} bytes, {'cold' if args.cold else 'warm'}, {args.threads} threads, fsync included"
     )
     for scheme in args.schemes.split(","):
+        for path in outputs:
+            path.unlink(missing_ok=True)  # of a run that was killed
         runs = measure.alternate(cases_for(args, scheme), args.repeat, before)
         rows += measure.report(runs, "python copy")
         measure.print_report(rows[-len(runs) :], "python copy")
