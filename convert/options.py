@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .console import PATH
+from .errors import UsageError
 from .published import by_name
 
 
@@ -58,6 +59,11 @@ def own_fields(values: dict[str, Any]) -> dict[str, Any]:
     """The spec fields that are given one by one."""
     given = {name: values[name] for name in PLAIN if values[name] is not None}
     if values["sliding_layers"] is not None:
+        if not set(values["sliding_layers"]) <= {0, 1}:
+            raise UsageError(
+                "not a flag for each layer", found=",".join(map(str, values["sliding_layers"])), where="--sliding-layers",
+                expected="0 or 1 for each layer, such as 1,1,0",
+            )  # fmt: skip
         given["sliding_layers"] = tuple(bool(v) for v in values["sliding_layers"])
     if values["causal"] is not None:
         given["causality"] = values["causal"]

@@ -188,6 +188,11 @@ def check_output(path: Path, *, overwrite: bool, inputs: Sequence[str | os.PathL
             raise EnvironmentFault(
                 "the folder of the output does not exist", where=path, fix="create it first"
             ) from None
+        if not overwrite and os.path.lexists(old_name(path)):
+            raise UsageError(
+                "an old output waits, of a run that was killed", found=old_name(path).name, where=path,
+                fix="pass --overwrite, or rename it back",
+            ) from None  # fmt: skip
         return
     except OSError as error:
         raise EnvironmentFault(

@@ -154,10 +154,21 @@ def begin_of(member: zipfile.ZipInfo, file: BufferedReader) -> int:
     return member.header_offset + 30 + int(name) + int(extra)
 
 
+MAX_TUPLES = 10_000
+"""A head has some eight tuples for each of a few dozen tensors."""
+
+
 def check_pickle(raw: bytes, path: Path) -> None:
     """Refuse a pickle that names anything but tensors, by reading its opcodes; nothing is executed."""
+    tuples = 0
     try:
         for opcode, argument, position in pickletools.genops(raw):
+            tuples += opcode.name.startswith("TUPLE")
+            if tuples > MAX_TUPLES:  # nested, they would overflow the stack of whoever hashes them
+                raise InputError(
+                    "pickle has too many tuples", found=f"more than {MAX_TUPLES}", where=f"{path}: data.pkl, offset {position}",
+                    expected="a few for each tensor of a head",
+                )  # fmt: skip
             named = str(argument) if opcode.name == "GLOBAL" else ""
             if (named and named not in GLOBALS) or opcode.name in OTHER_WAYS:
                 raise InputError(
@@ -223,7 +234,7 @@ def located(name: str, value: Any, path: Path, members: Mapping[int, int]) -> So
     if start is None:
         raise fault("value is not a tensor of the file", type(value).__name__, "tensors and whole numbers")  # fmt: skip
     dtype = DTYPES.get(str(value.dtype))
-    if dtype is None or not value.is_contiguous():
+    if dtype is None or not value.is_contiguous() or value.is_neg() or value.is_conj():
         raise fault("tensor cannot be taken as it lies", f"{value.dtype}, strides {value.stride()}", "a dense tensor of plain numbers")  # fmt: skip
     width = value.element_size()
     nbytes, inside = value.numel() * width, value.storage_offset() * width

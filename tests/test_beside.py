@@ -240,6 +240,7 @@ BAD: list[tuple[str, Callable[[Path], Any], str]] = [
     ("big-endian", lambda p: archive(p, tensor_pickle((1,), (1,), 1), data__0=bytes(4), byteorder=b"big"), "byte order"),
     ("no pickle", lambda p: archive(p.with_name("x.zip"), b"") or rezip(p), "no usable data.pkl"),
     ("pickle of noise", lambda p: archive(p, b"\x80\x02\xff\xff"), "pickle is damaged"),
+    ("key of nested tuples", lambda p: archive(p, b"\x80\x02}K\x01" + b"\x85" * 900_000 + b"K\x01s."), "too many tuples"),
     ("pickle without an end", lambda p: archive(p, b"\x80\x02}"), "pickle is damaged"),
     ("complex", saved({"markov_w1.weight": torch.zeros(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
 ]  # fmt: skip
@@ -252,6 +253,7 @@ BEHIND: list[tuple[str, Callable[[Path], Any], str]] = [
     ("number beside tensors", saved(as_torch(HEAD) | {"epoch": 3}), "not a tensor"),
     ("dictionary in a dictionary", saved({"markov": {"w1": torch.zeros(2)}}), "not a tensor"),
     ("name with control characters", saved({"a\x1b[2J": torch.zeros(2)}), "name is not usable"),
+    ("negated view", saved({"markov_w1.weight": torch._neg_view(torch.ones(3))}), "as it lies"),
     ("numbers for names", saved({1: torch.zeros(2)}), "name is not usable"),
     ("huge shape", lambda p: archive(p, tensor_pickle((2**40, 2**20), (2**20, 1), 4), data__0=bytes(16)), "more bytes than the file holds"),
     ("huge shape that repeats", lambda p: archive(p, tensor_pickle((2**40,), (0,), 4), data__0=bytes(16)), "dense tensor"),

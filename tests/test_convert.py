@@ -120,7 +120,7 @@ def test_what_was_written_is_read_as_the_same_draft(tmp_path: Path, target: Path
 
 
 def test_same_input_gives_same_bytes_wherever_it_lies(tmp_path: Path, target: Path) -> None:
-    """Another folder, another layout of the files, another target form and another day change no byte."""
+    """Another folder, another layout of the files, and another day change no byte."""
     one = convert(tiny.write_draft(tmp_path / "a", True), tmp_path / "a.gguf", target)
     two = convert(
         tiny.write_draft(tmp_path / "deep" / "b", True, shards=3), tmp_path / "b.gguf", target

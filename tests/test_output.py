@@ -364,3 +364,23 @@ def test_a_set_of_no_files_writes_nothing(tmp_path: Path) -> None:
     with OutputSet([]) as opened:
         assert [] == opened
     assert [] == list(tmp_path.iterdir())
+
+
+def test_an_old_output_that_waits_is_not_replaced_unasked(tmp_path: Path) -> None:
+    """Where a killed run left only the old file's other name, --overwrite is still needed."""
+    waiting = tmp_path / ".o.gguf.old"
+    waiting.write_bytes(b"old")
+    with pytest.raises(UsageError, match="an old output waits"):
+        check_output(tmp_path / "o.gguf", overwrite=False, inputs=[])
+    check_output(tmp_path / "o.gguf", overwrite=True, inputs=[])
+
+    assert waiting.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("flags", [(0, 1, 2), (-1,)])
+def test_layer_numbers_are_no_flags(flags: tuple[int, ...]) -> None:
+    """`--sliding-layers` takes a flag for each layer; a list of layers is refused, not taken as true."""
+    from dflash_gguf.convert.options import PLAIN, own_fields
+
+    with pytest.raises(UsageError, match="not a flag for each layer"):
+        own_fields(dict.fromkeys(PLAIN) | {"sliding_layers": flags, "causal": None})
