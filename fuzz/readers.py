@@ -206,9 +206,12 @@ def main() -> None:
         sys.exit(f"usage: readers.py READER [libFuzzer options]; no reader {name!r}" if name else 0)
     corpus = FOLDER / "corpus"
     corpus.mkdir()
+    path = FOLDER / "input"
     for i, raw in enumerate(seeds(name, FOLDER)):
         (corpus / str(i)).write_bytes(raw)
-    path = FOLDER / "input"
+        path.write_bytes(raw)
+        # What a first call imports is no input's time; and the first inputs must be sound.
+        READERS[name](path)
 
     def one(data: bytes) -> None:
         path.write_bytes(data)
